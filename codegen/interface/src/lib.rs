@@ -1,0 +1,363 @@
+//! What the generator hands over: kernels, buffers, slots, states, resets and the launches of a step.
+//!
+//! `unio-codegen` writes an [`Artefacts`], `unio::specs!()` expands it into typed Rust, and the runtime executes its
+//! [`Program`]. The types hold data only: all decisions were taken by the generator.
+
+use serde::{Deserialize, Serialize};
+
+/// Everything that one spec set gives.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Artefacts {
+    /// Name of the set.
+    pub set: String,
+    /// Hash over names, indices, totals and the parameter layout, in hexadecimal.
+    pub fingerprint: String,
+    /// Kernel texts by file.
+    pub sources: Vec<Source>,
+    /// Kernels in the order of their symbols.
+    pub kernels: Vec<Kernel>,
+    /// Slots of the ISV.
+    pub slots: Vec<Slot>,
+    /// Number of slots, reserved ones included.
+    pub isv_len: usize,
+    /// Scalar states.
+    pub states: Vec<State>,
+    /// Reset registry.
+    pub resets: Vec<Reset>,
+    /// The model's buffers and launches.
+    pub program: Option<Program>,
+}
+
+/// A file of kernels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// Path below `kernels-generated/`.
+    pub path: String,
+    /// CUDA text; compiled behind the runtime's prelude.
+    pub text: String,
+}
+
+/// A kernel and what it takes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// Symbol in the text.
+    pub symbol: String,
+    /// What it does.
+    pub doc: String,
+    /// Index of its text in [`Artefacts::sources`].
+    pub source: usize,
+    /// Threads a block.
+    pub threads: u32,
+    /// How many blocks a launch takes.
+    pub grid: Grid,
+    /// Dynamic shared memory.
+    pub shared: Shared,
+    /// Parameters in order.
+    pub params: Vec<KernelParam>,
+}
+
+/// Number of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Grid {
+    /// Always so many.
+    Fixed(u32),
+    /// As many as cover the `n` elements of the launch, at most so many; the kernel strides beyond.
+    Elements {
+        /// Elements that one block covers at a time.
+        per_block: u32,
+        /// Upper limit.
+        most: u32,
+    },
+}
+
+impl Grid {
+    /// Blocks for `n` elements; no elements, no launch.
+    pub fn blocks(self, n: usize) -> u32 {
+        match self {
+            Grid::Fixed(blocks) => blocks,
+            Grid::Elements { per_block, most } => {
+                u32::try_from(n.div_ceil(per_block.max(1) as usize)).unwrap_or(most).min(most)
+            }
+        }
+    }
+}
+
+/// Dynamic shared memory of a block, by what it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shared {
+    /// Elements of the real type.
+    pub reals: u32,
+    /// Further bytes.
+    pub bytes: u32,
+}
+
+impl Shared {
+    /// Bytes, given the size of the real type.
+    pub fn total(self, real_size: u32) -> u32 {
+        self.reals * real_size + self.bytes
+    }
+}
+
+/// Element type in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Elem {
+    /// `float`, or `double` where a gradient is checked.
+    Real,
+    /// `float`, always.
+    F32,
+    /// `int`.
+    I32,
+}
+
+/// How a kernel uses a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Access {
+    /// Reads it.
+    In,
+    /// Writes all of it.
+    Out,
+    /// Reads and writes it.
+    InOut,
+}
+
+/// A pointer parameter, or the number of elements.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum KernelParam {
+    /// A buffer.
+    Buffer {
+        /// Name in the text and in the launcher.
+        name: String,
+        /// Element type.
+        elem: Elem,
+        /// Use.
+        access: Access,
+        /// Elements; `None` where the launch tells.
+        len: Option<usize>,
+        /// What the tensor is to the equations.
+        role: Role,
+    },
+    /// `int`: the number of elements.
+    Count {
+        /// Name in the text and in the launcher.
+        name: String,
+    },
+}
+
+/// What a parameter is to the equations it comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// Per-sample input.
+    Input,
+    /// Table shared by all samples.
+    Table,
+    /// Trainable tensor.
+    Param,
+    /// Result.
+    Output,
+    /// Kept by the forward kernel for the adjoint.
+    Saved,
+    /// Derivative of the objective by the named output.
+    CotangentOf(String),
+    /// Derivative of the objective by the named input.
+    CotangentTo(String),
+    /// Per-sample derivative by the named parameter, in the gradient scratch.
+    ParamGradient(String),
+    /// Slot, state, observation, or other scalar.
+    Scalar,
+    /// State of an update.
+    State,
+    /// Gradient after the reduction over the batch.
+    Reduced,
+}
+
+/// A slot family.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Slot {
+    /// Name.
+    pub name: String,
+    /// What it is.
+    pub doc: String,
+    /// First index in the ISV.
+    pub index: usize,
+    /// First observation; `None` without a producer.
+    pub scratch: Option<usize>,
+    /// Members; empty for a single slot.
+    pub members: Vec<String>,
+    /// Producer.
+    pub producer: Option<String>,
+    /// Smoothing law.
+    pub smooth: Option<String>,
+    /// Who reads it, `prev` or `now`.
+    pub readers: Vec<String>,
+    /// Reset policy.
+    pub reset: When,
+    /// Read by people only.
+    pub monitoring: bool,
+    /// Kept free.
+    pub reserved: bool,
+}
+
+/// A scalar state.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// Name.
+    pub name: String,
+    /// What it is.
+    pub doc: String,
+    /// Its 32-bit word.
+    pub word: usize,
+    /// Whether it is an integer.
+    pub int: bool,
+    /// Start.
+    pub init: f64,
+    /// Who writes it; `None` for the host.
+    pub writer: Option<String>,
+    /// Who reads it.
+    pub readers: Vec<String>,
+    /// Reset policy.
+    pub reset: When,
+}
+
+/// When something is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum When {
+    /// At the start of every fold.
+    Fold,
+    /// At the start of every epoch.
+    Epoch,
+    /// Never.
+    Never,
+}
+
+/// An entry of the reset registry: what is filled with what, and when.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reset {
+    /// Name of the slot family, state or buffer.
+    pub name: String,
+    /// When.
+    pub when: When,
+    /// Ranges that return to their start together.
+    pub parts: Vec<ResetPart>,
+}
+
+/// A range of a buffer and the value it returns to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ResetPart {
+    /// Index of the buffer in [`Program::buffers`].
+    pub buffer: usize,
+    /// First element.
+    pub start: usize,
+    /// Elements.
+    pub len: usize,
+    /// The value.
+    pub value: f64,
+    /// Whether the elements are integers, whatever the buffer's own type.
+    pub int: bool,
+}
+
+/// Buffers and launches of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    /// Name of the model.
+    pub model: String,
+    /// Samples a step.
+    pub batch: usize,
+    /// Sizes by name.
+    pub sizes: Vec<(String, usize)>,
+    /// Buffers.
+    pub buffers: Vec<Buffer>,
+    /// Trainable tensors, by place in the parameter buffer.
+    pub params: Vec<Param>,
+    /// Heads: name, and buffer that holds one number a sample.
+    pub heads: Vec<(String, usize)>,
+    /// A training step, in order.
+    pub train: Vec<Launch>,
+    /// The forward part alone.
+    pub evaluate: Vec<Launch>,
+    /// Single stages, for gradient checks.
+    pub stages: Vec<Stage>,
+}
+
+/// A device buffer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Buffer {
+    /// Unique name.
+    pub name: String,
+    /// Element type.
+    pub elem: Elem,
+    /// Elements; `None` where the run tells.
+    pub len: Option<usize>,
+    /// Extents, for people; 0 is any length.
+    pub shape: Vec<usize>,
+    /// Value of all elements at the start.
+    pub fill: f64,
+    /// Whether the run fills it.
+    pub external: bool,
+    /// Whether a checkpoint holds it.
+    pub kept: bool,
+}
+
+/// A trainable tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Param {
+    /// `stage.param`
+    pub path: String,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// First element in the parameter buffer.
+    pub offset: usize,
+    /// Group.
+    pub group: String,
+    /// How it starts.
+    pub init: Init,
+}
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Init {
+    /// All the same.
+    Constant(f64),
+    /// Uniform in ±a.
+    Uniform(f64),
+}
+
+/// A launch with its arguments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    /// Name in plans and logs: entry, and member or direction.
+    pub name: String,
+    /// Index of the kernel.
+    pub kernel: usize,
+    /// Blocks.
+    pub grid: u32,
+    /// Arguments in order.
+    pub args: Vec<Arg>,
+    /// Launches that must have finished before, by index in the same list.
+    pub after: Vec<usize>,
+}
+
+/// An argument.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Arg {
+    /// A buffer from an element on.
+    Buffer {
+        /// Index of the buffer.
+        buffer: usize,
+        /// First element.
+        start: usize,
+    },
+    /// A number of elements.
+    Count(i32),
+}
+
+/// The two kernels of a stage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stage {
+    /// Name.
+    pub name: String,
+    /// Forward kernel.
+    pub forward: usize,
+    /// Adjoint kernel; `None` where no gradient flows.
+    pub adjoint: Option<usize>,
+}

@@ -1,0 +1,221 @@
+//! Block-per-batch kernels.
+
+use std::collections::BTreeMap;
+
+use unio_interface::{Grid, Shared};
+
+use super::expr::{Code, Namer, Places, Printer, flat, register_type};
+use super::{KernelBody, Lowered, Op, SharedArray};
+use crate::math::{Elem, Expr, TensorId};
+use crate::plan::{BlockBody, Carry, Item, KernelPlan, Parallel, Phase};
+
+pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut namer: Namer) -> Lowered {
+    let mut shared_names = BTreeMap::new();
+    let mut arrays = Vec::new();
+    for (id, home) in &body.homes {
+        let Some(offset) = home.shared else { continue };
+        let tensor = &body.program.tensors[*id];
+        let name = namer.unique(&format!("{}_s", tensor.name));
+        let (ty, offset) = match tensor.elem {
+            Elem::Real => ("real", format!("{offset} * sizeof(real)")),
+            _ => ("int", format!("{} * sizeof(real) + {}", body.shared_reals, offset * 4)),
+        };
+        arrays.push(SharedArray { ty, name: name.clone(), offset });
+        shared_names.insert(*id, name);
+    }
+    let mut ops = sample_pointers(kernel, names);
+    let mut lowerer = Lowerer { body, threads: kernel.threads, names, shared_names, namer };
+    lowerer.phases(&body.phases, &mut ops);
+    Lowered {
+        grid: Grid::Fixed(body.batch as u32),
+        shared: Shared { reals: body.shared_reals as u32, bytes: body.shared_ints as u32 * 4 },
+        arrays,
+        counted: false,
+        body: KernelBody::Ops(ops),
+    }
+}
+
+/// Moves each per-sample pointer to the block's own sample.
+fn sample_pointers(kernel: &KernelPlan, names: &[String]) -> Vec<Op> {
+    let strided = kernel.params.iter().zip(names).filter_map(|(p, name)| Some((name, p.stride?)));
+    strided.map(|(name, stride)| Op::Set { place: name.clone(), value: format!("{name} + size_t(blockIdx.x) * {stride}") }).collect()
+}
+
+struct Lowerer<'a> {
+    body: &'a BlockBody,
+    threads: u32,
+    names: &'a [String],
+    shared_names: BTreeMap<TensorId, String>,
+    namer: Namer,
+}
+
+/// Places inside one phase: registers of the phase first, then shared memory, then global memory.
+struct PhasePlaces<'a> {
+    body: &'a BlockBody,
+    names: &'a [String],
+    shared_names: &'a BTreeMap<TensorId, String>,
+    registers: BTreeMap<TensorId, String>,
+}
+
+impl Places for PhasePlaces<'_> {
+    fn load(&self, tensor: usize, _: &[Expr], index: &[String]) -> Code {
+        match self.registers.get(&tensor) {
+            Some(register) => Code::atom(register.clone()),
+            None => Code::atom(self.memory(tensor, index)),
+        }
+    }
+
+    fn scalar(&self, scalar: usize) -> Code {
+        let first = self.names.len() - self.body.program.scalars.len();
+        let name = &self.names[first + scalar];
+        match self.body.program.scalars[scalar].int {
+            true => Code::atom(format!("{name}[0]")),
+            false => Code::atom(format!("real({name}[0])")),
+        }
+    }
+}
+
+impl PhasePlaces<'_> {
+    fn memory(&self, tensor: TensorId, index: &[String]) -> String {
+        let shape = &self.body.program.tensors[tensor].shape;
+        let home = &self.body.homes[&tensor];
+        match (self.shared_names.get(&tensor), home.global) {
+            (Some(name), _) => format!("{name}[{}]", self.shared_index(tensor, index)),
+            (None, Some(global)) => format!("{}[{}]", self.names[global], flat(shape, index)),
+            (None, None) => format!("/* homeless {tensor} */"),
+        }
+    }
+
+    fn shared_index(&self, tensor: TensorId, index: &[String]) -> String {
+        let skip = usize::from(self.body.homes[&tensor].one_step);
+        flat(&self.body.program.tensors[tensor].shape[skip..], &index[skip..])
+    }
+}
+
+impl Lowerer<'_> {
+    fn phases(&mut self, phases: &[Phase], ops: &mut Vec<Op>) {
+        self.phases_at(phases, None, ops);
+    }
+
+    fn phases_at(&mut self, phases: &[Phase], step: Option<(usize, String)>, ops: &mut Vec<Op>) {
+        for phase in phases {
+            match phase {
+                Phase::Barrier => ops.push(Op::Barrier),
+                Phase::Parallel(parallel) => ops.push(self.parallel(parallel, step.as_ref())),
+                Phase::Loop { var, reversed, body } => {
+                    let variable = &self.body.program.vars[*var];
+                    let name = self.namer.unique(&crate::names::c_ident(&variable.name.to_ascii_lowercase()));
+                    let last = variable.extent - 1;
+                    let head = match reversed {
+                        true => format!("int {name} = {last}; {name} >= 0; --{name}"),
+                        false => format!("int {name} = 0; {name} <= {last}; ++{name}"),
+                    };
+                    let mut inner = Vec::new();
+                    self.phases_at(body, Some((*var, name.clone())), &mut inner);
+                    self.namer.release(&name);
+                    ops.push(Op::For { head, body: inner });
+                }
+            }
+        }
+    }
+
+    fn parallel(&mut self, parallel: &Parallel, step: Option<&(usize, String)>) -> Op {
+        let program = &self.body.program;
+        let places = PhasePlaces { body: self.body, names: self.names, shared_names: &self.shared_names, registers: BTreeMap::new() };
+        let mut vars = BTreeMap::new();
+        if let Some((var, name)) = step {
+            vars.insert(*var, name.clone());
+        }
+        let mut printer = Printer { program, places: &places, vars, namer: self.namer.clone() };
+        let names: Vec<String> = parallel.vars.iter().map(|v| printer.bind(*v)).collect();
+        let extents: Vec<usize> = parallel.vars.iter().map(|v| program.vars[*v].extent).collect();
+        let element = printer.namer.unique("e");
+        let (vars, namer) = (printer.vars, printer.namer);
+        let body = self.items(parallel, step, vars, namer);
+        self.spread(&names, &extents, &element, body)
+    }
+
+    fn items(&self, parallel: &Parallel, step: Option<&(usize, String)>, vars: BTreeMap<usize, String>, mut namer: Namer) -> Vec<Op> {
+        let program = &self.body.program;
+        let mut registers: BTreeMap<TensorId, String> = BTreeMap::new();
+        let mut ops = Vec::new();
+        for item in &parallel.items {
+            let places =
+                PhasePlaces { body: self.body, names: self.names, shared_names: &self.shared_names, registers: registers.clone() };
+            let mut printer = Printer { program, places: &places, vars: vars.clone(), namer };
+            let tensor = &program.tensors[item.assign.tensor];
+            let value = printer.expr(&item.assign.value, &mut ops).text();
+            namer = printer.namer;
+            let register = namer.unique(&format!("{}_", tensor.name));
+            ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value });
+            self.store(item, &register, step, &vars, &mut ops);
+            if item.carry == Carry::None {
+                registers.insert(item.assign.tensor, register);
+            }
+        }
+        ops
+    }
+
+    fn store(&self, item: &Item, value: &str, step: Option<&(usize, String)>, vars: &BTreeMap<usize, String>, ops: &mut Vec<Op>) {
+        let tensor = item.assign.tensor;
+        let program = &self.body.program;
+        let home = &self.body.homes[&tensor];
+        let places = PhasePlaces { body: self.body, names: self.names, shared_names: &self.shared_names, registers: BTreeMap::new() };
+        let step_var = program.scan().map(|s| s.var);
+        let index: Vec<String> = item
+            .assign
+            .index
+            .iter()
+            .map(|v| match step_var == Some(*v) && item.carry == Carry::Start {
+                true => "0".to_owned(),
+                false => vars.get(v).cloned().unwrap_or_default(),
+            })
+            .collect();
+        if let Some(name) = self.shared_names.get(&tensor) {
+            let place = format!("{name}[{}]", places.shared_index(tensor, &index));
+            ops.push(Op::Set { place, value: value.to_owned() });
+        }
+        if let Some(global) = home.global {
+            let shape = &program.tensors[tensor].shape;
+            let set = |index: &[String]| Op::Set { place: format!("{}[{}]", self.names[global], flat(shape, index)), value: value.to_owned() };
+            match (item.carry, step) {
+                (Carry::Next, Some((_, t))) => {
+                    let next: Vec<String> = index.iter().enumerate().map(|(n, i)| if n == 0 { format!("({t} + 1)") } else { i.clone() }).collect();
+                    ops.push(Op::If { condition: format!("{t} + 1 < {}", shape[0]), body: vec![set(&next)] });
+                }
+                _ => ops.push(set(&index)),
+            }
+        }
+    }
+
+    /// Spreads an index space over the threads of the block.
+    fn spread(&self, names: &[String], extents: &[usize], element: &str, mut body: Vec<Op>) -> Op {
+        let total: usize = extents.iter().product();
+        let threads = self.threads as usize;
+        if names.is_empty() {
+            return Op::If { condition: "threadIdx.x == 0".into(), body };
+        }
+        let single = names.len() == 1;
+        let counter = if single { names[0].as_str() } else { element };
+        if !single {
+            let mut ops = Vec::new();
+            for (n, name) in names.iter().enumerate() {
+                let inner: usize = extents[n + 1..].iter().product();
+                let value = match (n, inner) {
+                    (0, inner) => format!("{element} / {inner}"),
+                    (_, 1) => format!("{element} % {}", extents[n]),
+                    (_, inner) => format!("{element} / {inner} % {}", extents[n]),
+                };
+                ops.push(Op::Let { ty: "int", name: name.clone(), value });
+            }
+            ops.extend(body);
+            body = ops;
+        }
+        if total <= threads {
+            let mut all = vec![Op::Let { ty: "int", name: counter.to_owned(), value: "threadIdx.x".into() }];
+            all.extend(body);
+            return Op::If { condition: format!("threadIdx.x < {total}"), body: all };
+        }
+        Op::For { head: format!("int {counter} = threadIdx.x; {counter} < {total}; {counter} += {threads}"), body }
+    }
+}

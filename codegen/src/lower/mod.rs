@@ -1,0 +1,199 @@
+//! Stage *lower*: kernels ready to print. Every name, index and literal is decided here.
+
+mod block;
+mod expr;
+mod producer;
+mod update;
+
+use unio_interface::{Access, Elem, Grid, KernelParam, Shared};
+
+use crate::diagnostics::Files;
+use crate::names;
+use crate::plan::{Body, KernelPlan, Plan};
+
+/// A kernel ready to print.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Symbol.
+    pub symbol: String,
+    /// Entry; kernels of one entry share a file.
+    pub entry: String,
+    /// What it does, and where it comes from.
+    pub comment: Vec<String>,
+    /// Threads a block.
+    pub threads: u32,
+    /// Blocks.
+    pub grid: Grid,
+    /// Shared memory.
+    pub shared: Shared,
+    /// Parameters.
+    pub params: Vec<KernelParam>,
+    /// Shared arrays.
+    pub arrays: Vec<SharedArray>,
+    /// What it does.
+    pub body: KernelBody,
+}
+
+/// An array in shared memory.
+#[derive(Debug)]
+pub struct SharedArray {
+    /// C type.
+    pub ty: &'static str,
+    /// Name.
+    pub name: String,
+    /// First byte, as an expression.
+    pub offset: String,
+}
+
+/// Ways to print a kernel.
+#[derive(Debug)]
+pub enum KernelBody {
+    /// Statements, one after the other.
+    Ops(Vec<Op>),
+    /// The skeleton of producers.
+    Producer(producer::ProducerText),
+    /// The skeleton of the reducer.
+    ReduceAxis0 {
+        /// Samples.
+        batch: usize,
+    },
+}
+
+/// A statement.
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// A comment line.
+    Comment(String),
+    /// `const ty name = value;`
+    Let {
+        /// C type.
+        ty: &'static str,
+        /// Name.
+        name: String,
+        /// Value.
+        value: String,
+    },
+    /// `ty name = value;`, assigned again later.
+    Var {
+        /// C type.
+        ty: &'static str,
+        /// Name.
+        name: String,
+        /// Value.
+        value: String,
+    },
+    /// `place = value;`
+    Set {
+        /// Left side.
+        place: String,
+        /// Right side.
+        value: String,
+    },
+    /// `for (head) { body }`
+    For {
+        /// Between the parentheses.
+        head: String,
+        /// Inside.
+        body: Vec<Op>,
+    },
+    /// `if (condition) { body }`
+    If {
+        /// Between the parentheses.
+        condition: String,
+        /// Inside.
+        body: Vec<Op>,
+    },
+    /// `__syncthreads();`
+    Barrier,
+}
+
+/// Lowers all kernels of a plan.
+pub fn lower(plan: &Plan, files: &Files) -> Vec<Kernel> {
+    plan.kernels.iter().map(|k| lower_kernel(k, files)).collect()
+}
+
+fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
+    let mut namer = expr::Namer::default();
+    let names: Vec<String> = kernel.params.iter().map(|p| namer.unique(&names::c_ident(&p.name))).collect();
+    let lowered = match &kernel.body {
+        Body::Block(body) => block::lower(kernel, body, &names, namer),
+        Body::Update(body) => update::lower(kernel, body, &names, namer),
+        Body::Producer(body) => producer::lower(kernel, body, &names, namer),
+        Body::ReduceAxis0 { batch } => reducer(*batch),
+    };
+    let mut params: Vec<KernelParam> = kernel.params.iter().zip(&names).map(|(p, name)| pointer(p, name, batch_of(kernel))).collect();
+    if lowered.counted {
+        params.push(KernelParam::Count { name: "n".into() });
+    }
+    let provenance = files.provenance(&kernel.loc);
+    let line = provenance.rfind(':').map_or(provenance.as_str(), |at| &provenance[..at]);
+    Kernel {
+        symbol: kernel.symbol.clone(),
+        entry: kernel.entry.clone(),
+        comment: vec![kernel.doc.clone(), format!("From `{}` in {line}.", kernel.entry)],
+        threads: kernel.threads,
+        grid: lowered.grid,
+        shared: lowered.shared,
+        params,
+        arrays: lowered.arrays,
+        body: lowered.body,
+    }
+}
+
+/// What the kinds of kernel give to [`Kernel`].
+struct Lowered {
+    grid: Grid,
+    shared: Shared,
+    arrays: Vec<SharedArray>,
+    counted: bool,
+    body: KernelBody,
+}
+
+/// Columns of the gradient that one block of the reducer sums.
+pub const REDUCER_COLUMNS: u32 = 32;
+/// Row groups of a reducer block; each sums every so-many-th row, then a tree joins them.
+pub const REDUCER_ROWS: u32 = 8;
+
+fn reducer(batch: usize) -> Lowered {
+    Lowered {
+        grid: Grid::Elements { per_block: REDUCER_COLUMNS, most: u32::MAX },
+        shared: Shared { reals: REDUCER_COLUMNS * REDUCER_ROWS, bytes: 0 },
+        arrays: vec![SharedArray { ty: "real", name: "part".into(), offset: "0".into() }],
+        counted: true,
+        body: KernelBody::ReduceAxis0 { batch },
+    }
+}
+
+fn batch_of(kernel: &KernelPlan) -> usize {
+    match &kernel.body {
+        Body::Block(body) => body.batch,
+        _ => 1,
+    }
+}
+
+fn pointer(param: &crate::plan::Param, name: &str, batch: usize) -> KernelParam {
+    // A launcher checks lengths of whole buffers: all samples, or the one tensor that they share.
+    let len = match param.stride {
+        Some(stride) => param.len.map(|len| stride * (batch - 1) + len),
+        None => param.len,
+    };
+    KernelParam::Buffer { name: name.to_owned(), elem: param.elem, access: param.access, len, role: param.role.clone() }
+}
+
+/// C type of an element.
+pub fn c_type(elem: Elem) -> &'static str {
+    match elem {
+        Elem::Real => "real",
+        Elem::F32 => "float",
+        Elem::I32 => "int",
+    }
+}
+
+/// Macro that declares a pointer parameter.
+pub fn pointer_macro(access: Access) -> &'static str {
+    match access {
+        Access::In => "UNIO_IN",
+        Access::Out => "UNIO_OUT",
+        Access::InOut => "UNIO_INOUT",
+    }
+}

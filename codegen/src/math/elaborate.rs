@@ -1,0 +1,645 @@
+//! From equations as written to a [`Program`]: names, extents and types.
+
+use std::collections::BTreeMap;
+
+use super::ir::{Assign, BinaryFn, Elem, Expr, Node, Program, Reduction, Role, ScalarRead, Scan, Statistic, StatisticKind, Tensor, TensorId, UnaryFn, VarId};
+use crate::diagnostics::{Code, Loc, Report};
+use crate::spec::equation::{BinaryOp, Expr as Ast, ExprKind, Name, Statement, UnaryOp, When};
+
+/// A declared tensor.
+#[derive(Clone, Debug)]
+pub struct Declared {
+    /// Its name.
+    pub name: String,
+    /// What it is to the program.
+    pub role: Role,
+    /// Element type.
+    pub elem: Elem,
+    /// Extents of one sample and one step; a leading 0 is any length.
+    pub shape: Vec<usize>,
+    /// Whether a scan takes one slice of it a step.
+    pub sliced: bool,
+    /// Place of the declaration.
+    pub loc: Loc,
+}
+
+/// What names mean beside the declared tensors.
+pub struct Scope<'a> {
+    /// Named numbers.
+    pub constants: &'a BTreeMap<String, f64>,
+    /// Sizes, readable as integers.
+    pub sizes: &'a BTreeMap<String, usize>,
+    /// Steps of the scan, if there is one: name of the size, and its value.
+    pub scan: Option<(String, usize)>,
+    /// Carries of the scan: input, and the output of the step before.
+    pub carry: Vec<(String, String)>,
+    /// Variable over whose values an update runs; state is read without naming it.
+    pub element: Option<(String, usize)>,
+    /// Whether statistics over whole buffers may be written.
+    pub statistics: bool,
+    /// Finds a slot or state; reports what is wrong with the read, if anything is.
+    pub scalar: &'a dyn Fn(When, &Name, Option<&Name>, &mut Report) -> Option<ScalarRead>,
+}
+
+/// Gives equations their meaning.
+///
+/// The program is returned also where the report is not empty; it is then of no use.
+pub fn elaborate(declared: &[Declared], statements: &[Statement], scope: &Scope<'_>, report: &mut Report) -> Program {
+    let mut e = Elaborator::new(scope, report);
+    for d in declared {
+        e.declare(d);
+    }
+    e.add_carries();
+    for s in statements {
+        e.statement(s);
+    }
+    e.check_outputs(declared);
+    e.finish()
+}
+
+/// The variable over the elements of measured buffers.
+const ELEMENT: &str = "e";
+
+struct Elaborator<'a, 'r> {
+    scope: &'a Scope<'a>,
+    report: &'r mut Report,
+    program: Program,
+    names: BTreeMap<String, TensorId>,
+    assigned: BTreeMap<TensorId, Loc>,
+    sliced: BTreeMap<TensorId, bool>,
+    step: Option<VarId>,
+    element: Option<VarId>,
+    /// Variables in force, innermost last; an extent not yet known is `None`.
+    vars: Vec<(String, VarId)>,
+    extents: Vec<Option<usize>>,
+    out: Vec<Assign>,
+}
+
+impl<'a, 'r> Elaborator<'a, 'r> {
+    fn new(scope: &'a Scope<'a>, report: &'r mut Report) -> Self {
+        let mut e = Self {
+            scope,
+            report,
+            program: Program::default(),
+            names: BTreeMap::new(),
+            assigned: BTreeMap::new(),
+            sliced: BTreeMap::new(),
+            step: None,
+            element: None,
+            vars: Vec::new(),
+            extents: Vec::new(),
+            out: Vec::new(),
+        };
+        e.step = scope.scan.as_ref().map(|(name, extent)| e.add_var(name, Some(*extent)));
+        e.element = scope.element.as_ref().map(|(name, extent)| e.add_var(name, Some(*extent)));
+        e
+    }
+
+    fn add_var(&mut self, name: &str, extent: Option<usize>) -> VarId {
+        self.extents.push(extent);
+        self.program.add_var(name, extent.unwrap_or(0))
+    }
+
+    fn declare(&mut self, d: &Declared) {
+        let mut shape = d.shape.clone();
+        if d.sliced && let Some((_, steps)) = &self.scope.scan {
+            shape.insert(0, *steps);
+        }
+        let id = self.program.add_tensor(Tensor { name: d.name.clone(), role: d.role, elem: d.elem, shape, loc: d.loc.clone() });
+        self.sliced.insert(id, d.sliced);
+        if let Role::Next { .. } = d.role {
+            self.names.insert(format!("next.{}", d.name), id);
+        } else {
+            self.names.insert(d.name.clone(), id);
+        }
+        if !matches!(d.role, Role::Output | Role::Next { .. }) {
+            self.assigned.insert(id, d.loc.clone());
+        }
+    }
+
+    /// A carried input is no input: it is the output of the step before.
+    fn add_carries(&mut self) {
+        for (input, output) in &self.scope.carry {
+            if let (Some(&to), Some(&from)) = (self.names.get(input), self.names.get(output)) {
+                self.program.tensors[to].role = Role::Carry { from };
+            }
+        }
+    }
+
+    fn statement(&mut self, s: &Statement) {
+        let key = if s.target.next { format!("next.{}", s.target.name.text) } else { s.target.name.text.clone() };
+        let declared = self.names.get(&key).copied();
+        if !self.may_assign(s, declared) {
+            return;
+        }
+        self.vars.clear();
+        let index = self.target_index(s, declared);
+        let elem = declared.map_or(Elem::Real, |t| self.program.tensors[t].elem);
+        let mut value = self.value(s, elem, declared.is_some());
+        if let Some(when) = &s.when {
+            value = self.when(s, when, value, declared);
+        }
+        self.resolve_extents(s, &index);
+        let Some(tensor) = declared.or_else(|| self.add_local(s, &index, &value)) else { return };
+        self.assigned.insert(tensor, s.target.name.loc.clone());
+        let full = self.full_index(tensor, index);
+        self.push(tensor, full, value, &s.value.loc);
+    }
+
+    fn push(&mut self, tensor: TensorId, index: Vec<VarId>, value: Expr, loc: &Loc) {
+        self.out.push(Assign { tensor, index, value, loc: loc.clone() });
+    }
+
+    fn full_index(&self, tensor: TensorId, index: Vec<VarId>) -> Vec<VarId> {
+        let step = self.step.filter(|_| self.sliced.get(&tensor).copied().unwrap_or(false));
+        let implicit = self.element.filter(|_| index.is_empty() && self.program.tensors[tensor].shape.len() == 1);
+        step.into_iter().chain(implicit).chain(index).collect()
+    }
+
+    fn may_assign(&mut self, s: &Statement, declared: Option<TensorId>) -> bool {
+        let name = &s.target.name;
+        if s.target.next && declared.is_none() {
+            self.report.push(Code::NameUnknown, &name.loc, format!("no state `{}` here", name.text));
+            return false;
+        }
+        let Some(tensor) = declared else {
+            let taken = self.scope.constants.contains_key(&name.text) || self.scope.sizes.contains_key(&name.text);
+            if taken {
+                self.report.push(Code::AssignedTwice, &name.loc, format!("`{}` is a constant or a size", name.text));
+            }
+            return !taken;
+        };
+        let role = self.program.tensors[tensor].role;
+        if !matches!(role, Role::Output | Role::Next { .. } | Role::Local) {
+            self.report.push(Code::WriteForbidden, &name.loc, format!("`{}` is read only here", name.text));
+            return false;
+        }
+        if self.assigned.contains_key(&tensor) {
+            self.report.push(Code::AssignedTwice, &name.loc, format!("`{}` already has a value", name.text));
+            return false;
+        }
+        true
+    }
+
+    fn target_index(&mut self, s: &Statement, declared: Option<TensorId>) -> Vec<VarId> {
+        let shape = declared.map(|t| self.own_shape(t));
+        let implicit = s.target.indices.is_empty() && self.element.is_some();
+        if let Some(shape) = &shape
+            && shape.len() != s.target.indices.len()
+            && !(implicit && shape.len() == 1)
+        {
+            let label = format!("`{}` has {} dimensions, {} indices are given", s.target.name.text, shape.len(), s.target.indices.len());
+            self.report.push(Code::RankMismatch, &s.target.name.loc, label);
+        }
+        let mut index = Vec::new();
+        for (n, name) in s.target.indices.iter().enumerate() {
+            let extent = shape.as_ref().and_then(|shape| shape.get(n).copied());
+            let element = self.element.filter(|e| self.program.vars[*e].name == name.text);
+            let var = element.unwrap_or_else(|| self.add_var(&name.text, extent));
+            self.vars.push((name.text.clone(), var));
+            index.push(var);
+        }
+        index
+    }
+
+    /// Extents without the scan's own.
+    fn own_shape(&self, tensor: TensorId) -> Vec<usize> {
+        let shape = &self.program.tensors[tensor].shape;
+        let skip = usize::from(self.step.is_some() && self.sliced.get(&tensor).copied().unwrap_or(false));
+        shape[skip.min(shape.len())..].to_vec()
+    }
+
+    fn value(&mut self, s: &Statement, elem: Elem, declared: bool) -> Expr {
+        if let ExprKind::Call(name, args) = &s.value.kind
+            && name.text == "softmax"
+        {
+            return self.softmax(s, name, args);
+        }
+        let value = self.expr(&s.value);
+        if declared { self.convert(value, elem, &s.value.loc) } else { self.settle(value) }
+    }
+
+    /// A plain integer literal becomes real: locals are integers only where something integer is read.
+    fn settle(&self, value: Expr) -> Expr {
+        match value {
+            Expr::Int(n) => Expr::Real(n as f64),
+            value => value,
+        }
+    }
+
+    fn when(&mut self, s: &Statement, when: &Ast, value: Expr, declared: Option<TensorId>) -> Expr {
+        let condition = self.boolean(when);
+        let old = declared.map(|t| self.program.tensors[t].role);
+        let Some(Role::Next { of }) = old else {
+            self.report.push(Code::WriteForbidden, &when.loc, format!("`when` goes with `next.{}`", s.target.name.text));
+            return value;
+        };
+        let index = self.implicit_index(of);
+        Expr::select(condition, value, Expr::Load(of, index))
+    }
+
+    fn implicit_index(&self, tensor: TensorId) -> Vec<Expr> {
+        let implicit = self.element.filter(|_| self.program.tensors[tensor].shape.len() == 1);
+        implicit.into_iter().map(Expr::Var).collect()
+    }
+
+    fn resolve_extents(&mut self, s: &Statement, index: &[VarId]) {
+        for (name, var) in s.target.indices.iter().zip(index) {
+            if self.extents[*var].is_none() {
+                self.report.push(Code::IndexUnbound, &name.loc, format!("nothing tells how far `{}` runs", name.text));
+            }
+        }
+        for (var, extent) in self.program.vars.iter_mut().zip(&self.extents) {
+            var.extent = extent.unwrap_or(0);
+        }
+    }
+
+    fn add_local(&mut self, s: &Statement, index: &[VarId], value: &Expr) -> Option<TensorId> {
+        let elem = self.program.elem(value);
+        let mut shape: Vec<usize> = index.iter().map(|v| self.program.vars[*v].extent).collect();
+        if self.element.is_some() && index.is_empty() {
+            shape = self.element.map(|e| self.program.vars[e].extent).into_iter().collect();
+        }
+        if let Some(step) = self.step {
+            shape.insert(0, self.program.vars[step].extent);
+        }
+        let name = s.target.name.text.clone();
+        let id = self.program.add_tensor(Tensor { name: name.clone(), role: Role::Local, elem, shape, loc: s.target.name.loc.clone() });
+        self.sliced.insert(id, self.step.is_some());
+        self.names.insert(name, id);
+        Some(id)
+    }
+
+    /// `softmax(k, e)` for the index k of the left side: shifted by the maximum, which has no derivative of its own.
+    fn softmax(&mut self, s: &Statement, name: &Name, args: &[Ast]) -> Expr {
+        let (Some(over), Some(body)) = (args.first(), args.get(1)) else {
+            self.report.push(Code::ArityMismatch, &name.loc, "softmax takes an index and an expression");
+            return Expr::Real(0.0);
+        };
+        let var = match &over.kind {
+            ExprKind::Name(n) => self.lookup_var(n),
+            _ => None,
+        };
+        let Some(var) = var.filter(|_| args.len() == 2) else {
+            self.report.push(Code::IndexUnbound, &over.loc, "softmax runs over an index of the left side");
+            return Expr::Real(0.0);
+        };
+        let body = self.expr(body);
+        let body = self.convert(body, Elem::Real, &s.value.loc);
+        let fresh = self.add_var(&self.program.vars[var].name.clone(), self.extents[var]);
+        let over_fresh = |e: &Expr| Box::new(e.substitute(&[var], &[fresh]));
+        self.extents[fresh] = self.extents[var];
+        let top = Expr::Unary(UnaryFn::Stop, Box::new(Expr::Reduce(Reduction::Max, vec![fresh], over_fresh(&body))));
+        let weight = Expr::Unary(UnaryFn::Exp, Box::new(Expr::sub(body, top)));
+        let total = Expr::Reduce(Reduction::Sum, vec![fresh], over_fresh(&weight));
+        Expr::div(weight, total)
+    }
+
+    fn lookup_var(&self, name: &str) -> Option<VarId> {
+        self.vars.iter().rev().find(|(n, _)| n == name).map(|(_, v)| *v)
+    }
+
+    fn expr(&mut self, ast: &Ast) -> Expr {
+        match &ast.kind {
+            ExprKind::Float(x) => Expr::Real(*x),
+            ExprKind::Int(n) => Expr::Int(*n),
+            ExprKind::Name(name) => self.name(name, &ast.loc),
+            ExprKind::Index(name, args) => self.load(name, args),
+            ExprKind::Call(name, args) => self.call(name, args, &ast.loc),
+            ExprKind::Read(when, name, member) => self.scalar(*when, name, member.as_ref()),
+            ExprKind::Unary(UnaryOp::Neg, a) => {
+                let a = self.expr(a);
+                Expr::neg(a)
+            }
+            ExprKind::Unary(UnaryOp::Not, a) => Expr::Unary(UnaryFn::Not, Box::new(self.boolean(a))),
+            ExprKind::Binary(op, a, b) => self.binary(*op, a, b),
+        }
+    }
+
+    fn name(&mut self, name: &str, loc: &Loc) -> Expr {
+        if let Some(var) = self.lookup_var(name) {
+            return Expr::Var(var);
+        }
+        if let Some(&tensor) = self.names.get(name) {
+            return self.whole(tensor, name, loc);
+        }
+        if let Some(var) = self.element.filter(|e| self.program.vars[*e].name == name) {
+            return Expr::Var(var);
+        }
+        if let Some(size) = self.scope.sizes.get(name) {
+            return Expr::Int(*size as i64);
+        }
+        if let Some(value) = self.scope.constants.get(name) {
+            return Expr::Real(*value);
+        }
+        self.report.push(Code::NameUnknown, loc, format!("`{name}` is no tensor, index, size or constant"));
+        Expr::Real(0.0)
+    }
+
+    fn whole(&mut self, tensor: TensorId, name: &str, loc: &Loc) -> Expr {
+        let rank = self.own_shape(tensor).len();
+        let implicit = self.element.is_some() && rank == 1;
+        if rank > 0 && !implicit {
+            self.report.push(Code::RankMismatch, loc, format!("`{name}` has {rank} dimensions: write `{name}[...]`"));
+        }
+        self.check_assigned(tensor, name, loc);
+        let index = self.full_index(tensor, Vec::new());
+        Expr::Load(tensor, index.into_iter().map(Expr::Var).collect())
+    }
+
+    fn check_assigned(&mut self, tensor: TensorId, name: &str, loc: &Loc) {
+        if !self.assigned.contains_key(&tensor) {
+            self.report.push(Code::NameUnknown, loc, format!("`{name}` has no value yet: an equation reads what stands above it"));
+        }
+    }
+
+    fn load(&mut self, name: &Name, args: &[Ast]) -> Expr {
+        let Some(&tensor) = self.names.get(&name.text) else {
+            self.report.push(Code::NameUnknown, &name.loc, format!("no tensor `{}`", name.text));
+            return Expr::Real(0.0);
+        };
+        self.check_assigned(tensor, &name.text, &name.loc);
+        let shape = self.own_shape(tensor);
+        if shape.len() != args.len() {
+            let label = format!("`{}` has {} dimensions, {} indices are given", name.text, shape.len(), args.len());
+            self.report.push(Code::RankMismatch, &name.loc, label);
+            return Expr::Real(0.0);
+        }
+        let step = self.step.filter(|_| self.sliced.get(&tensor).copied().unwrap_or(false));
+        let mut index: Vec<Expr> = step.into_iter().map(Expr::Var).collect();
+        for (arg, extent) in args.iter().zip(shape) {
+            index.push(self.index(arg, extent));
+        }
+        Expr::Load(tensor, index)
+    }
+
+    fn index(&mut self, arg: &Ast, extent: usize) -> Expr {
+        if let ExprKind::Name(name) = &arg.kind
+            && let Some(var) = self.lookup_var(name)
+        {
+            self.bind_extent(var, extent, name, &arg.loc);
+            return Expr::Var(var);
+        }
+        let index = self.expr(arg);
+        if self.program.elem(&index) != Elem::Int {
+            self.report.push(Code::TypeMismatch, &arg.loc, "an index is an integer");
+        }
+        index
+    }
+
+    fn bind_extent(&mut self, var: VarId, extent: usize, name: &str, loc: &Loc) {
+        match self.extents[var] {
+            _ if extent == 0 => {}
+            None => self.extents[var] = Some(extent),
+            Some(known) if known == extent => {}
+            Some(known) => {
+                let label = format!("`{name}` runs to {extent} here and to {known} before");
+                self.report.push(Code::ExtentConflict, loc, label);
+            }
+        }
+    }
+
+    fn scalar(&mut self, when: When, name: &Name, member: Option<&Name>) -> Expr {
+        let scalar = self.scope.scalar;
+        let Some(read) = scalar(when, name, member, self.report) else { return Expr::Real(0.0) };
+        let index = match self.program.scalars.iter().position(|s| *s == read) {
+            Some(index) => index,
+            None => {
+                self.program.scalars.push(read);
+                self.program.scalars.len() - 1
+            }
+        };
+        Expr::Scalar(index)
+    }
+
+    fn binary(&mut self, op: BinaryOp, a: &Ast, b: &Ast) -> Expr {
+        let f = match op {
+            BinaryOp::And | BinaryOp::Or => {
+                let f = if op == BinaryOp::And { BinaryFn::And } else { BinaryFn::Or };
+                let (a, b) = (self.boolean(a), self.boolean(b));
+                return Expr::Binary(f, Box::new(a), Box::new(b));
+            }
+            BinaryOp::Add => BinaryFn::Add,
+            BinaryOp::Sub => BinaryFn::Sub,
+            BinaryOp::Mul => BinaryFn::Mul,
+            BinaryOp::Div => BinaryFn::Div,
+            BinaryOp::Lt => BinaryFn::Lt,
+            BinaryOp::Le => BinaryFn::Le,
+            BinaryOp::Gt => BinaryFn::Gt,
+            BinaryOp::Ge => BinaryFn::Ge,
+            BinaryOp::Eq => BinaryFn::Eq,
+            BinaryOp::Ne => BinaryFn::Ne,
+        };
+        let (x, y) = (self.expr(a), self.expr(b));
+        let (x, y) = self.join(x, y, a, b);
+        Expr::Binary(f, Box::new(x), Box::new(y))
+    }
+
+    /// Both sides as one type: integers become real beside a real.
+    fn join(&mut self, x: Expr, y: Expr, a: &Ast, b: &Ast) -> (Expr, Expr) {
+        match (self.program.elem(&x), self.program.elem(&y)) {
+            (Elem::Int, Elem::Int) => (x, y),
+            _ => (self.convert(x, Elem::Real, &a.loc), self.convert(y, Elem::Real, &b.loc)),
+        }
+    }
+
+    fn convert(&mut self, value: Expr, to: Elem, loc: &Loc) -> Expr {
+        match (self.program.elem(&value), to) {
+            (from, to) if from == to => value,
+            (Elem::Int, Elem::Real) => match value {
+                Expr::Int(n) => Expr::Real(n as f64),
+                value => Expr::ToReal(Box::new(value)),
+            },
+            (from, to) => {
+                self.report.push(Code::TypeMismatch, loc, format!("{} stands where {} is needed", type_name(from), type_name(to)));
+                value
+            }
+        }
+    }
+
+    fn boolean(&mut self, ast: &Ast) -> Expr {
+        let value = self.expr(ast);
+        self.convert(value, Elem::Bool, &ast.loc)
+    }
+
+    fn real(&mut self, ast: &Ast) -> Expr {
+        let value = self.expr(ast);
+        self.convert(value, Elem::Real, &ast.loc)
+    }
+
+    fn call(&mut self, name: &Name, args: &[Ast], loc: &Loc) -> Expr {
+        if self.scope.statistics && let Some(kind) = self.statistic_kind(name, args) {
+            return self.statistic(kind, args.last(), loc);
+        }
+        if self.is_reduction(name, args) {
+            return self.reduction(name, args);
+        }
+        if let (Some(f), [arg]) = (unary_fn(&name.text), args) {
+            let arg = self.real(arg);
+            return Expr::Unary(f, Box::new(arg));
+        }
+        match (name.text.as_str(), args) {
+            ("select", [condition, a, b]) => {
+                let condition = self.boolean(condition);
+                let (x, y) = (self.expr(a), self.expr(b));
+                let (x, y) = if self.program.elem(&x) == Elem::Bool { (x, y) } else { self.join(x, y, a, b) };
+                Expr::select(condition, x, y)
+            }
+            ("min" | "max", [a, b]) => {
+                let f = if name.text == "min" { BinaryFn::Min } else { BinaryFn::Max };
+                let (x, y) = (self.expr(a), self.expr(b));
+                let (x, y) = self.join(x, y, a, b);
+                Expr::Binary(f, Box::new(x), Box::new(y))
+            }
+            ("real", [a]) => self.real(a),
+            ("square", [a]) => {
+                let a = self.real(a);
+                Expr::mul(a.clone(), a)
+            }
+            ("relu", [a]) => {
+                let a = self.real(a);
+                let positive = Expr::Binary(BinaryFn::Gt, Box::new(a.clone()), Box::new(Expr::Real(0.0)));
+                Expr::select(positive, a, Expr::Real(0.0))
+            }
+            ("silu", [a]) => {
+                let a = self.real(a);
+                Expr::mul(a.clone(), Expr::Unary(UnaryFn::Sigmoid, Box::new(a)))
+            }
+            ("elu", [a]) => {
+                let a = self.real(a);
+                elu(a)
+            }
+            ("softmax", _) => {
+                self.report.push_note(Code::FunctionUnknown, &name.loc, "softmax stands alone on the right side", "give it an equation of its own");
+                Expr::Real(0.0)
+            }
+            _ => self.unknown_call(name, args, loc),
+        }
+    }
+
+    fn statistic_kind(&mut self, name: &Name, args: &[Ast]) -> Option<StatisticKind> {
+        Some(match (name.text.as_str(), args) {
+            ("quantile", [Ast { kind: ExprKind::Float(q), .. }, _]) if (0.0..=1.0).contains(q) => StatisticKind::Quantile(*q),
+            ("p99", [_]) => StatisticKind::Quantile(0.99),
+            ("sum", [_]) => StatisticKind::Sum,
+            ("mean", [_]) => StatisticKind::Mean,
+            ("rms", [_]) => StatisticKind::Rms,
+            ("norm", [_]) => StatisticKind::Norm,
+            ("max", [_]) => StatisticKind::Max,
+            _ => return None,
+        })
+    }
+
+    /// A statistic of each element's value; equal statistics are measured once.
+    fn statistic(&mut self, kind: StatisticKind, arg: Option<&Ast>, loc: &Loc) -> Expr {
+        let outer = self.element;
+        let element = self.program.vars.iter().position(|v| v.name == ELEMENT).unwrap_or_else(|| self.add_var(ELEMENT, Some(0)));
+        self.element = Some(element);
+        let value = arg.map_or(Expr::Real(0.0), |arg| self.real(arg));
+        self.element = outer;
+        let known = self.program.statistics.iter().find(|s| s.kind == kind && s.value == value);
+        let tensor = match known {
+            Some(known) => known.tensor,
+            None => {
+                let name = format!("stat_{}", self.program.statistics.len());
+                let tensor = Tensor { name, role: Role::Statistic, elem: Elem::Real, shape: Vec::new(), loc: loc.clone() };
+                let tensor = self.program.add_tensor(tensor);
+                self.program.statistics.push(Statistic { kind, value, element, tensor });
+                tensor
+            }
+        };
+        Expr::Load(tensor, Vec::new())
+    }
+
+    fn unknown_call(&mut self, name: &Name, args: &[Ast], loc: &Loc) -> Expr {
+        let known = unary_fn(&name.text).is_some()
+            || ["select", "min", "max", "real", "square", "relu", "silu", "elu", "sum", "mean"].contains(&name.text.as_str());
+        match known {
+            true => self.report.push(Code::ArityMismatch, loc, format!("`{}` with {} arguments", name.text, args.len())),
+            false => self.report.push(Code::FunctionUnknown, &name.loc, format!("no function `{}`", name.text)),
+        }
+        Expr::Real(0.0)
+    }
+
+    fn is_reduction(&self, name: &Name, args: &[Ast]) -> bool {
+        let [Ast { kind: ExprKind::Name(index), .. }, _] = args else { return false };
+        let fresh = !self.names.contains_key(index)
+            && !self.scope.constants.contains_key(index)
+            && !self.scope.sizes.contains_key(index);
+        matches!(name.text.as_str(), "sum" | "mean") || (matches!(name.text.as_str(), "max" | "min") && fresh && self.lookup_var(index).is_none())
+    }
+
+    fn reduction(&mut self, name: &Name, args: &[Ast]) -> Expr {
+        let ExprKind::Name(index) = &args[0].kind else { return Expr::Real(0.0) };
+        let var = self.add_var(index, None);
+        self.vars.push((index.clone(), var));
+        let body = self.real(&args[1]);
+        self.vars.pop();
+        let Some(extent) = self.extents[var] else {
+            self.report.push(Code::ExtentUnknown, &args[0].loc, format!("nothing tells how far `{index}` runs"));
+            return Expr::Real(0.0);
+        };
+        self.program.vars[var].extent = extent;
+        let reduce = |op| Expr::Reduce(op, vec![var], Box::new(body.clone()));
+        match name.text.as_str() {
+            "sum" => reduce(Reduction::Sum),
+            "mean" => Expr::mul(reduce(Reduction::Sum), Expr::Real(1.0 / extent as f64)),
+            "max" => reduce(Reduction::Max),
+            _ => reduce(Reduction::Min),
+        }
+    }
+
+    fn check_outputs(&mut self, declared: &[Declared]) {
+        for (id, tensor) in self.program.tensors.iter().enumerate() {
+            if matches!(tensor.role, Role::Output | Role::Next { .. }) && !self.assigned.contains_key(&id) {
+                let next = if tensor.role == Role::Output { "" } else { "next." };
+                let loc = declared.get(id).map_or(&tensor.loc, |d| &d.loc);
+                self.report.push(Code::NotAssigned, loc, format!("no equation gives `{next}{}`", tensor.name));
+            }
+        }
+    }
+
+    fn finish(mut self) -> Program {
+        let out = std::mem::take(&mut self.out);
+        self.program.body = match self.step {
+            Some(var) => vec![Node::Scan(Scan { var, reversed: false, body: out })],
+            None => out.into_iter().map(Node::Assign).collect(),
+        };
+        self.program
+    }
+}
+
+/// `x > 0 ? x : exp(min(x, 0)) - 1`; the minimum keeps the side not taken finite.
+fn elu(x: Expr) -> Expr {
+    let positive = Expr::Binary(BinaryFn::Gt, Box::new(x.clone()), Box::new(Expr::Real(0.0)));
+    let below = Expr::select(positive.clone(), Expr::Real(0.0), x.clone());
+    let curve = Expr::sub(Expr::Unary(UnaryFn::Exp, Box::new(below)), Expr::Real(1.0));
+    Expr::select(positive, x, curve)
+}
+
+fn unary_fn(name: &str) -> Option<UnaryFn> {
+    Some(match name {
+        "abs" => UnaryFn::Abs,
+        "exp" => UnaryFn::Exp,
+        "log" => UnaryFn::Log,
+        "log1p" => UnaryFn::Log1p,
+        "tanh" => UnaryFn::Tanh,
+        "sigmoid" => UnaryFn::Sigmoid,
+        "softplus" => UnaryFn::Softplus,
+        "sqrt" => UnaryFn::Sqrt,
+        "sin" => UnaryFn::Sin,
+        "cos" => UnaryFn::Cos,
+        "floor" => UnaryFn::Floor,
+        "isfinite" => UnaryFn::IsFinite,
+        "stop" => UnaryFn::Stop,
+        _ => return None,
+    })
+}
+
+fn type_name(elem: Elem) -> &'static str {
+    match elem {
+        Elem::Real => "a real number",
+        Elem::Int => "an integer",
+        Elem::Bool => "a truth value",
+    }
+}

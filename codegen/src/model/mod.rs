@@ -1,0 +1,11 @@
+//! Stage *resolve* and *check*: from [`Spec`](crate::spec::Spec) to [`Model`], all names resolved, all sizes known.
+
+mod check;
+mod layout;
+mod network;
+mod resolve;
+mod types;
+
+pub use layout::Lock;
+pub use resolve::resolve;
+pub use types::{External, Group, Init, Model, Network, Over, Param, Producer, Slot, Smoothing, Source, Stage, State, Update, Wire, WireSource};

@@ -1,0 +1,439 @@
+//! From entries as written to a model.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::layout::{self, Lock};
+use super::types::{Group, Model, Network, Over, Producer, Slot, Smoothing, Source, State, Update};
+use super::{check, network};
+use crate::diagnostics::{Code, Diagnostics, Loc, Report};
+use crate::math::{Declared, Elem, Role};
+use crate::names;
+use crate::spec::entries::{self, Reset, Signals, Str};
+use crate::spec::equation::{parse_expr, parse_shape, parse_statements};
+use crate::spec::{Entry, Spec, loc_of};
+
+/// Resolves all names of a set and checks it; also gives the new layout.
+///
+/// # Errors
+/// Whatever does not resolve, all of it at once.
+pub fn resolve(spec: &Spec, lock: &Lock) -> Result<(Model, Lock), Diagnostics> {
+    let mut r = Resolver { spec, report: Report::default() };
+    r.check_names();
+    let network = network::resolve(spec, &mut r.report);
+    let groups = network.as_ref().map(|n| n.groups.clone()).unwrap_or_default();
+    let (mut slots, fixed) = r.slots(&groups);
+    let used_optimizers: BTreeSet<&str> = groups.iter().map(|g| g.optimizer.as_str()).collect();
+    let updates = r.updates(network.as_ref().map(|n| &n.network), &used_optimizers);
+    let mut states = r.states();
+    let lock = layout::place(&mut slots, &fixed, &mut states, lock, &mut r.report);
+    let model = Model {
+        set: spec.set.name.clone(),
+        constants: spec.constants.iter().map(|c| (c.name.clone(), c.keys)).collect(),
+        smoothings: r.smoothings(&slots),
+        producers: r.producers(network.as_ref().map(|n| &n.network), &groups),
+        slots,
+        states,
+        updates,
+        groups: groups.into_iter().map(network::GroupDraft::finish).collect::<Vec<Group>>(),
+        network: network.map(|n| n.network),
+        files: spec.files.clone(),
+    };
+    check::check(&model, &mut r.report);
+    r.report.finish((model, lock), &spec.files)
+}
+
+struct Resolver<'a> {
+    spec: &'a Spec,
+    report: Report,
+}
+
+impl Resolver<'_> {
+    /// Names are legal, and no two entries that a name may stand for share one.
+    fn check_names(&mut self) {
+        let mut seen: BTreeMap<(&str, String), Loc> = BTreeMap::new();
+        let spec = self.spec;
+        let mut all: Vec<(&str, &str, &Loc)> = Vec::new();
+        all.extend(spec.constants.iter().map(|e| ("value", e.name.as_str(), &e.loc)));
+        all.extend(spec.slots.iter().map(|e| ("value", e.name.as_str(), &e.loc)));
+        all.extend(spec.states.iter().map(|e| ("value", e.name.as_str(), &e.loc)));
+        all.extend(spec.smoothings.iter().map(|e| ("smoothing", e.name.as_str(), &e.loc)));
+        all.extend(spec.producers.iter().map(|e| ("kernel", e.name.as_str(), &e.loc)));
+        all.extend(spec.updates.iter().map(|e| ("kernel", e.name.as_str(), &e.loc)));
+        all.extend(spec.blocks.iter().map(|e| ("block", e.name.as_str(), &e.loc)));
+        all.extend(spec.groups.iter().map(|e| ("group", e.name.as_str(), &e.loc)));
+        all.extend(spec.models.iter().map(|e| ("model", e.name.as_str(), &e.loc)));
+        for (kind, name, loc) in all {
+            if !names::is_legal(name) {
+                self.report.push(Code::NameIllegal, loc, format!("`{name}`"));
+            }
+            if let Some(other) = seen.insert((kind, name.to_ascii_lowercase()), loc.clone()) {
+                let place = spec.files.provenance(&other);
+                self.report.push(Code::EntryTwice, loc, format!("`{name}` stands at {place} too"));
+            }
+        }
+        if !names::is_legal(&spec.set.name) {
+            self.report.push(Code::NameIllegal, &spec.set.loc, format!("`{}`", spec.set.name));
+        }
+    }
+
+    fn reset(&mut self, reset: Option<Reset>, name: &str, loc: &Loc) -> Reset {
+        if reset.is_none() {
+            self.report.push(Code::ResetMissing, loc, format!("`{name}` says nothing about resets"));
+        }
+        reset.unwrap_or(Reset::Never)
+    }
+
+    /// Slots of producers and slots without one; and the indices that the spec fixes.
+    fn slots(&mut self, groups: &[network::GroupDraft]) -> (Vec<Slot>, BTreeMap<String, usize>) {
+        let mut slots = Vec::new();
+        let mut fixed = BTreeMap::new();
+        let spec = self.spec;
+        for entry in &spec.slots {
+            let keys = &entry.keys;
+            let reset = if keys.reserved { Reset::Never } else { self.reset(keys.reset, &entry.name, &entry.loc) };
+            if let Some(index) = &keys.index {
+                fixed.insert(entry.name.clone(), *index.get_ref() as usize);
+            }
+            slots.push(Slot { reserved: keys.reserved, reset, ..blank_slot(&entry.name, &keys.doc, &entry.loc) });
+        }
+        for entry in &spec.producers {
+            let reset = self.reset(entry.keys.reset, &entry.name, &entry.loc);
+            let members: Vec<String> = match &entry.keys.each {
+                Some(_) => groups.iter().map(|g| g.name.clone()).collect(),
+                None => Vec::new(),
+            };
+            for signal in signals(entry) {
+                if let Some(index) = signal.slot {
+                    fixed.insert(signal.name.to_owned(), index as usize);
+                }
+                slots.push(Slot {
+                    members: members.clone(),
+                    producer: Some((entry.name.clone(), signal.name.to_owned())),
+                    smooth: Some(entry.keys.smooth.get_ref().clone()),
+                    reset,
+                    monitoring: entry.keys.monitoring || signal.monitoring,
+                    ..blank_slot(signal.name, &entry.keys.doc, &signal.loc)
+                });
+            }
+        }
+        self.check_slot_names(&slots);
+        (slots, fixed)
+    }
+
+    fn check_slot_names(&mut self, slots: &[Slot]) {
+        let mut seen: BTreeMap<String, &Slot> = BTreeMap::new();
+        let states = self.spec.states.iter().map(|s| &s.name).chain(self.spec.constants.iter().map(|c| &c.name));
+        let taken: BTreeSet<String> = states.map(|n| n.to_ascii_lowercase()).collect();
+        for slot in slots {
+            let key = slot.name.to_ascii_lowercase();
+            if taken.contains(&key) {
+                self.report.push(Code::EntryTwice, &slot.loc, format!("`{}` is a state or a constant too", slot.name));
+            }
+            if let Some(other) = seen.insert(key, slot) {
+                let place = self.spec.files.provenance(&other.loc);
+                self.report.push(Code::TwoWriters, &slot.loc, format!("`{}` is written by the entry at {place} too", slot.name));
+            }
+        }
+    }
+
+    fn states(&mut self) -> Vec<State> {
+        let spec = self.spec;
+        let mut states = Vec::new();
+        for entry in &spec.states {
+            let reset = self.reset(entry.keys.reset, &entry.name, &entry.loc);
+            states.push(State {
+                name: entry.name.clone(),
+                doc: entry.keys.doc.clone(),
+                word: 0,
+                elem: elem(entry.keys.elem),
+                init: entry.keys.init,
+                reset,
+                writer: None,
+                monitoring: false,
+                loc: entry.loc.clone(),
+            });
+        }
+        for entry in spec.updates.iter().filter(|u| u.keys.over.get_ref() != "group") {
+            for (name, loc, keys) in crate::spec::names(entry.loc.file, &entry.keys.state) {
+                let reset = self.reset(keys.reset, name, &loc);
+                states.push(State {
+                    name: name.to_owned(),
+                    doc: entry.keys.doc.clone(),
+                    word: 0,
+                    elem: elem(keys.elem),
+                    init: keys.init,
+                    reset,
+                    writer: Some(entry.name.clone()),
+                    monitoring: keys.monitoring,
+                    loc,
+                });
+            }
+        }
+        self.check_state_names(&states);
+        states
+    }
+
+    fn check_state_names(&mut self, states: &[State]) {
+        let mut seen: BTreeMap<String, &State> = BTreeMap::new();
+        for state in states {
+            if let Some(other) = seen.insert(state.name.to_ascii_lowercase(), state) {
+                let place = self.spec.files.provenance(&other.loc);
+                self.report.push(Code::TwoWriters, &state.loc, format!("`{}` is declared at {place} too", state.name));
+            }
+        }
+    }
+
+    fn smoothings(&mut self, slots: &[Slot]) -> Vec<Smoothing> {
+        let spec = self.spec;
+        for entry in &spec.producers {
+            let law = &entry.keys.smooth;
+            if !spec.smoothings.iter().any(|s| s.name == *law.get_ref()) {
+                let loc = loc_of(entry.loc.file, law);
+                self.report.push(Code::NameUnknown, &loc, format!("no smoothing `{}`", law.get_ref()));
+            }
+        }
+        let used: BTreeSet<&str> = slots.iter().filter_map(|s| s.smooth.as_deref()).collect();
+        let smoothings = spec.smoothings.iter().filter(|s| used.contains(s.name.as_str()));
+        smoothings.map(|entry| smoothing(spec, entry, &mut self.report)).collect()
+    }
+
+    fn producers(&mut self, network: Option<&Network>, groups: &[network::GroupDraft]) -> Vec<Producer> {
+        let spec = self.spec;
+        let mut producers = Vec::new();
+        for entry in &spec.producers {
+            let file = entry.loc.file;
+            if let Some(each) = entry.keys.each.as_ref().filter(|e| e.get_ref() != "group" || groups.is_empty()) {
+                self.report.push(Code::NameUnknown, &loc_of(file, each), "`for` takes \"group\", in a set with groups");
+            }
+            let mut read = Vec::new();
+            for (name, _, source) in crate::spec::names(file, &entry.keys.read) {
+                if let Some((source, _, _)) = self.source(source, file, network) {
+                    read.push((name.to_owned(), source));
+                }
+            }
+            let mut exprs = Vec::new();
+            for signal in signals(entry) {
+                let text = spec.text(file, signal.value);
+                if let Some(expr) = parse_expr(&text, &mut self.report) {
+                    exprs.push((signal.name.to_owned(), expr));
+                }
+            }
+            producers.push(Producer {
+                name: entry.name.clone(),
+                doc: entry.keys.doc.clone(),
+                per_group: entry.keys.each.is_some(),
+                read,
+                signals: exprs,
+                smooth: entry.keys.smooth.get_ref().clone(),
+                loc: entry.loc.clone(),
+            });
+        }
+        producers
+    }
+
+    /// What a name in `read` stands for, its shape (a leading 0 is any length) and type.
+    fn source(&mut self, value: &Str, file: usize, network: Option<&Network>) -> Option<(Source, Vec<usize>, Elem)> {
+        let found = match value.get_ref().as_str() {
+            "params" => Some((Source::Params, vec![0], Elem::Real)),
+            "grads" => Some((Source::Gradients, vec![0], Elem::Real)),
+            name => self.optimizer_state(name).or_else(|| {
+                let (shape, elem) = network::buffer(self.spec, network?, name, &mut self.report)?;
+                Some((Source::Buffer(name.to_owned()), shape, elem))
+            }),
+        };
+        if found.is_none() {
+            self.report.push(Code::SourceUnknown, &loc_of(file, value), format!("no buffer `{}`", value.get_ref()));
+        }
+        found
+    }
+
+    fn optimizer_state(&self, name: &str) -> Option<(Source, Vec<usize>, Elem)> {
+        let (update, state) = name.split_once('.')?;
+        let entry = self.spec.updates.iter().find(|u| u.name == update && u.keys.over.get_ref() == "group")?;
+        entry.keys.state.keys().find(|k| k.get_ref() == state)?;
+        let source = Source::OptimizerState { update: update.to_owned(), state: state.to_owned() };
+        Some((source, vec![0], Elem::Real))
+    }
+
+    fn updates(&mut self, network: Option<&Network>, optimizers: &BTreeSet<&str>) -> Vec<Update> {
+        let spec = self.spec;
+        let mut updates = Vec::new();
+        for entry in &spec.updates {
+            let is_optimizer = entry.keys.over.get_ref() == "group";
+            if is_optimizer && !optimizers.contains(entry.name.as_str()) {
+                if entry.loc.file < spec.first_included {
+                    self.report.push(Code::EntryUnused, &entry.loc, format!("no group has `{}` as its optimizer", entry.name));
+                }
+                continue;
+            }
+            updates.extend(self.update(entry, network));
+        }
+        updates
+    }
+
+    fn update(&mut self, entry: &Entry<entries::Update>, network: Option<&Network>) -> Option<Update> {
+        let file = entry.loc.file;
+        let over = self.over(entry, network)?;
+        let mut read = Vec::new();
+        let mut declared = Vec::new();
+        for (name, loc, value) in crate::spec::names(file, &entry.keys.read) {
+            let Some((source, shape, elem)) = self.source(value, file, network) else { continue };
+            if source == Source::Gradients {
+                self.report.push(Code::ReductionUnordered, &loc, "name the gradient with `grad`, not with `read`");
+            }
+            declared.push(Declared { name: name.to_owned(), role: Role::Table, elem, shape, sliced: false, loc });
+            read.push((name.to_owned(), source));
+        }
+        let element_state = self.declare_state(entry, &over, &mut declared, &mut read);
+        let outputs = self.declare_outputs(entry, network, &mut declared);
+        let statements = parse_statements(&self.spec.text(file, &entry.keys.math), &mut self.report);
+        Some(Update {
+            name: entry.name.clone(),
+            doc: entry.keys.doc.clone(),
+            over,
+            read,
+            element_state,
+            outputs,
+            declared,
+            statements,
+            loc: entry.loc.clone(),
+        })
+    }
+
+    fn over(&mut self, entry: &Entry<entries::Update>, network: Option<&Network>) -> Option<Over> {
+        let text = entry.keys.over.get_ref();
+        let loc = loc_of(entry.loc.file, &entry.keys.over);
+        match text.as_str() {
+            "group" => return Some(Over::Group),
+            "scalar" => return Some(Over::Scalar),
+            _ => {}
+        }
+        let parts = text.split_once(':').map(|(index, size)| (index.trim(), size.trim()));
+        let extent = parts.and_then(|(_, size)| network?.sizes.get(size).copied());
+        let (Some((index, _)), Some(extent)) = (parts, extent) else {
+            self.report.push(Code::SizeUnknown, &loc, "`over` is \"group\", \"scalar\" or \"index: SIZE\"");
+            return None;
+        };
+        Some(Over::Size { index: index.to_owned(), extent })
+    }
+
+    /// State and, over a group, parameter and gradient: an old value and a `next` for each.
+    fn declare_state(
+        &mut self,
+        entry: &Entry<entries::Update>,
+        over: &Over,
+        declared: &mut Vec<Declared>,
+        read: &mut Vec<(String, Source)>,
+    ) -> Vec<(String, f64, Reset)> {
+        let file = entry.loc.file;
+        let shape = if *over == Over::Group { vec![0] } else { Vec::new() };
+        let mut element_state = Vec::new();
+        for (name, loc, keys) in crate::spec::names(file, &entry.keys.state) {
+            declare_pair(declared, name, elem(keys.elem), &shape, &loc);
+            if *over == Over::Group {
+                let reset = self.reset(keys.reset, name, &loc);
+                element_state.push((name.to_owned(), keys.init, reset));
+            }
+        }
+        if *over == Over::Group {
+            let (Some(param), Some(grad)) = (&entry.keys.param, &entry.keys.grad) else {
+                self.report.push(Code::NotAssigned, &entry.loc, "an update over a group names its `param` and its `grad`");
+                return element_state;
+            };
+            declare_pair(declared, param.get_ref(), Elem::Real, &shape, &loc_of(file, param));
+            let loc = loc_of(file, grad);
+            declared.push(Declared { name: grad.get_ref().clone(), role: Role::Input, elem: Elem::Real, shape, sliced: false, loc });
+            read.push((param.get_ref().clone(), Source::Params));
+            read.push((grad.get_ref().clone(), Source::Gradients));
+        }
+        element_state
+    }
+
+    fn declare_outputs(&mut self, entry: &Entry<entries::Update>, network: Option<&Network>, declared: &mut Vec<Declared>) -> Vec<(String, Vec<usize>, Elem)> {
+        let mut outputs = Vec::new();
+        let sizes = network.map(|n| n.sizes.clone()).unwrap_or_default();
+        for (name, loc, tensor) in crate::spec::names(entry.loc.file, &entry.keys.output) {
+            let (shape, elem) = network::shape_of(self.spec, entry.loc.file, tensor, &sizes, &mut self.report);
+            declared.push(Declared { name: name.to_owned(), role: Role::Output, elem, shape: shape.clone(), sliced: false, loc });
+            outputs.push((name.to_owned(), shape, elem));
+        }
+        outputs
+    }
+}
+
+fn declare_pair(declared: &mut Vec<Declared>, name: &str, elem: Elem, shape: &[usize], loc: &Loc) {
+    let state = Declared { name: name.to_owned(), role: Role::State, elem, shape: shape.to_vec(), sliced: false, loc: loc.clone() };
+    let of = declared.len();
+    declared.push(state.clone());
+    declared.push(Declared { role: Role::Next { of }, ..state });
+}
+
+fn smoothing(spec: &Spec, entry: &Entry<entries::Smoothing>, report: &mut Report) -> Smoothing {
+    let file = entry.loc.file;
+    let mut declared = Vec::new();
+    declare_pair(&mut declared, "mean", Elem::Real, &[], &entry.loc);
+    for state in &entry.keys.state {
+        declare_pair(&mut declared, state.get_ref(), Elem::Real, &[], &loc_of(file, state));
+    }
+    let x = Declared { name: "x".into(), role: Role::Input, elem: Elem::Real, shape: Vec::new(), sliced: false, loc: entry.loc.clone() };
+    declared.push(x);
+    Smoothing {
+        name: entry.name.clone(),
+        doc: entry.keys.doc.clone(),
+        states: entry.keys.state.iter().map(|s| s.get_ref().clone()).collect(),
+        declared,
+        statements: parse_statements(&spec.text(file, &entry.keys.math), report),
+        loc: entry.loc.clone(),
+    }
+}
+
+fn blank_slot(name: &str, doc: &str, loc: &Loc) -> Slot {
+    Slot {
+        name: name.to_owned(),
+        doc: doc.to_owned(),
+        index: 0,
+        scratch: 0,
+        members: Vec::new(),
+        producer: None,
+        smooth: None,
+        reset: Reset::Never,
+        monitoring: false,
+        reserved: false,
+        loc: loc.clone(),
+    }
+}
+
+/// A signal of a producer, whichever way it is written.
+struct Signal<'a> {
+    name: &'a str,
+    loc: Loc,
+    value: &'a Str,
+    slot: Option<u32>,
+    monitoring: bool,
+}
+
+fn signals(entry: &Entry<entries::Producer>) -> Vec<Signal<'_>> {
+    let number = |n: &Option<toml::Spanned<u32>>| n.as_ref().map(|n| *n.get_ref());
+    match &entry.keys.signal {
+        Signals::One(value) => {
+            let slot = number(&entry.keys.slot);
+            vec![Signal { name: &entry.name, loc: entry.loc.clone(), value, slot, monitoring: false }]
+        }
+        Signals::Many(map) => crate::spec::names(entry.loc.file, map)
+            .map(|(name, loc, keys)| Signal { name, loc, value: &keys.value, slot: number(&keys.slot), monitoring: keys.monitoring })
+            .collect(),
+    }
+}
+
+/// Element type as written, resolved.
+pub fn elem(elem: entries::Elem) -> Elem {
+    match elem {
+        entries::Elem::F32 => Elem::Real,
+        entries::Elem::I32 => Elem::Int,
+    }
+}
+
+/// Dimensions of a shape text.
+pub fn dims(spec: &Spec, file: usize, shape: &Str, report: &mut Report) -> Vec<String> {
+    parse_shape(&spec.text(file, shape), report)
+}

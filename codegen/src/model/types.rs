@@ -1,0 +1,326 @@
+//! A spec set with all names resolved. Fields are final: a model is built once and only read.
+
+use std::collections::BTreeMap;
+
+use crate::diagnostics::{Files, Loc};
+use crate::math::{Declared, Elem};
+use crate::spec::entries::Reset;
+use crate::spec::equation::{Expr, Statement};
+
+/// A resolved spec set.
+#[derive(Debug)]
+pub struct Model {
+    /// Prefix of all symbols.
+    pub set: String,
+    /// Named numbers.
+    pub constants: BTreeMap<String, f64>,
+    /// Slots by index.
+    pub slots: Vec<Slot>,
+    /// Scalar states by word.
+    pub states: Vec<State>,
+    /// Smoothing laws.
+    pub smoothings: Vec<Smoothing>,
+    /// Producers.
+    pub producers: Vec<Producer>,
+    /// Updates.
+    pub updates: Vec<Update>,
+    /// Groups, in the order of their names.
+    pub groups: Vec<Group>,
+    /// The model, if the set has one.
+    pub network: Option<Network>,
+    /// Texts, for carets and provenance.
+    pub files: Files,
+}
+
+/// A slot, or a family of slots with one member a group.
+#[derive(Clone, Debug)]
+pub struct Slot {
+    /// Name of the family.
+    pub name: String,
+    /// What it is.
+    pub doc: String,
+    /// Index of the first member in the ISV.
+    pub index: usize,
+    /// Index of the first member's observation.
+    pub scratch: usize,
+    /// Groups, or nothing for a single slot.
+    pub members: Vec<String>,
+    /// Producer and signal that steer it.
+    pub producer: Option<(String, String)>,
+    /// Smoothing law.
+    pub smooth: Option<String>,
+    /// When it returns to 0.
+    pub reset: Reset,
+    /// Whether it is read by people only.
+    pub monitoring: bool,
+    /// Kept free.
+    pub reserved: bool,
+    /// Place of its name.
+    pub loc: Loc,
+}
+
+impl Slot {
+    /// How many indices it takes.
+    pub fn len(&self) -> usize {
+        self.members.len().max(1)
+    }
+
+    /// Whether it takes none; never so.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+/// A scalar on the device outside the ISV.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub doc: String,
+    /// Index of its 32-bit word.
+    pub word: usize,
+    /// Real or integer.
+    pub elem: Elem,
+    /// Start.
+    pub init: f64,
+    /// When it returns to its start.
+    pub reset: Reset,
+    /// The update that writes it; `None` where the host does.
+    pub writer: Option<String>,
+    /// Whether it is read by people only.
+    pub monitoring: bool,
+    /// Place of its name.
+    pub loc: Loc,
+}
+
+/// A smoothing law.
+#[derive(Debug)]
+pub struct Smoothing {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub doc: String,
+    /// States beside the mean.
+    pub states: Vec<String>,
+    /// `mean`, the states and `x`, for the equations.
+    pub declared: Vec<Declared>,
+    /// The law.
+    pub statements: Vec<Statement>,
+    /// Place of its name.
+    pub loc: Loc,
+}
+
+/// What a producer or an update reads a buffer as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// All trainable tensors, or those of the entry's group, after this step's update.
+    Params,
+    /// Their reduced gradients.
+    Gradients,
+    /// Per-element state of the optimizer.
+    OptimizerState {
+        /// The optimizer.
+        update: String,
+        /// Its state.
+        state: String,
+    },
+    /// A named buffer: external, a stage's output or an update's.
+    Buffer(String),
+}
+
+/// A producer.
+#[derive(Debug)]
+pub struct Producer {
+    /// Its name.
+    pub name: String,
+    /// What it measures.
+    pub doc: String,
+    /// Whether it runs once a group.
+    pub per_group: bool,
+    /// Names in the signals, and what they stand for.
+    pub read: Vec<(String, Source)>,
+    /// Signals: name of the slot family, and expression.
+    pub signals: Vec<(String, Expr)>,
+    /// Smoothing law.
+    pub smooth: String,
+    /// Place of its name.
+    pub loc: Loc,
+}
+
+/// Over what an update runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// Every element of a group's tensors.
+    Group,
+    /// Once.
+    Scalar,
+    /// Every value of an index.
+    Size {
+        /// The index.
+        index: String,
+        /// Its extent.
+        extent: usize,
+    },
+}
+
+/// An update.
+#[derive(Debug)]
+pub struct Update {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub doc: String,
+    /// Iteration space.
+    pub over: Over,
+    /// Names bound to buffers: `(name here, source)`; parameter and gradient among them.
+    pub read: Vec<(String, Source)>,
+    /// Per-element state: name, start, reset. Empty unless over a group.
+    pub element_state: Vec<(String, f64, Reset)>,
+    /// Outputs: name and shape.
+    pub outputs: Vec<(String, Vec<usize>, Elem)>,
+    /// All tensors of the equations.
+    pub declared: Vec<Declared>,
+    /// The law.
+    pub statements: Vec<Statement>,
+    /// Place of its name.
+    pub loc: Loc,
+}
+
+/// Trainable tensors that share an optimizer launch.
+#[derive(Debug)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// What it holds.
+    pub doc: String,
+    /// The optimizer.
+    pub optimizer: String,
+    /// First element of its part of the parameter buffer, and one past the last.
+    pub range: (usize, usize),
+}
+
+/// A model.
+#[derive(Debug)]
+pub struct Network {
+    /// Its name.
+    pub name: String,
+    /// What it models.
+    pub doc: String,
+    /// Sizes by name.
+    pub sizes: BTreeMap<String, usize>,
+    /// Samples a step.
+    pub batch: usize,
+    /// Buffers that the run fills.
+    pub externals: Vec<External>,
+    /// Stages in an order in which each reads what stands before it.
+    pub stages: Vec<Stage>,
+    /// Trainable tensors in the order of the parameter buffer: groups in order, then stages.
+    pub params: Vec<Param>,
+    /// Stage and output whose mean is made small.
+    pub objective: (usize, String),
+    /// Head name, stage and output.
+    pub heads: Vec<(String, usize, String)>,
+    /// Place of its name.
+    pub loc: Loc,
+}
+
+/// A buffer that the run fills.
+#[derive(Clone, Debug)]
+pub struct External {
+    /// Its name.
+    pub name: String,
+    /// Extents; a leading 0 is any length.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub elem: Elem,
+}
+
+/// One use of a block, with all sizes known.
+#[derive(Debug)]
+pub struct Stage {
+    /// Its name.
+    pub name: String,
+    /// The block.
+    pub block: String,
+    /// What the block computes.
+    pub doc: String,
+    /// Sizes of the block's dimensions.
+    pub sizes: BTreeMap<String, usize>,
+    /// Inputs and tables: name here, and where it comes from.
+    pub wires: Vec<Wire>,
+    /// Name of the scanned size and number of steps.
+    pub scan: Option<(String, usize)>,
+    /// Input and the output it carries.
+    pub carry: Vec<(String, String)>,
+    /// All tensors of the equations.
+    pub declared: Vec<Declared>,
+    /// The equations.
+    pub statements: Vec<Statement>,
+    /// Threads a block, if the spec says so.
+    pub threads: Option<u32>,
+    /// Place of the stage's name.
+    pub loc: Loc,
+    /// Place of the block's name.
+    pub block_loc: Loc,
+}
+
+/// An input of a stage and its source.
+#[derive(Clone, Debug)]
+pub struct Wire {
+    /// The block's name for it.
+    pub input: String,
+    /// Where it comes from.
+    pub from: WireSource,
+}
+
+/// Where an input comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WireSource {
+    /// Output of a stage.
+    Stage(usize, String),
+    /// A buffer of the run.
+    External(String),
+    /// Output of an update: update and name.
+    Update(String, String),
+}
+
+/// A trainable tensor.
+#[derive(Clone, Debug)]
+pub struct Param {
+    /// `stage.param`
+    pub path: String,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// First element in the parameter buffer.
+    pub offset: usize,
+    /// How it starts.
+    pub init: Init,
+    /// Its group.
+    pub group: String,
+}
+
+impl Param {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// How a parameter starts. For `[.., out, in]`, fans are the last two extents.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All the same.
+    Constant(f64),
+    /// Uniform in ±a.
+    Uniform(f64),
+    /// Uniform in ±√(3/fan_in) (LeCun et al. 1998).
+    LecunUniform,
+    /// Uniform in ±√(6/(fan_in + fan_out)) (Glorot & Bengio 2010).
+    GlorotUniform,
+}

@@ -1,0 +1,434 @@
+//! Storage and phases of a block-per-batch kernel.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{BlockBody, Carry, Home, Item, Parallel, Param, Phase, memory_elem, outer_role};
+use crate::math::{Assign, Elem, Expr, Node, Program, Role, TensorId, VarId};
+
+/// Shared memory that a block may take without leave, in f32 elements.
+const SHARED_BUDGET: usize = 12 * 1024 - 256;
+/// Fewest and most threads a block is given by default.
+const THREADS: std::ops::RangeInclusive<usize> = 32..=256;
+
+/// A planned body with its pointer parameters and threads.
+pub(super) struct Planned {
+    pub(super) body: BlockBody,
+    pub(super) params: Vec<Param>,
+    pub(super) threads: u32,
+}
+
+/// Plans a forward or adjoint program; `keep` are locals that the forward kernel stores for the adjoint.
+pub(super) fn plan(program: &Program, keep: &BTreeSet<TensorId>, batch: usize, param_total: usize, threads: Option<u32>) -> Planned {
+    let groups = Grouper::new(program).group();
+    let mut planner = Planner { program, keep, param_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0 };
+    planner.place(&groups);
+    let threads = threads.unwrap_or_else(|| default_threads(program, &groups));
+    let phases = Barriers { program, homes: &planner.homes, pending: Pending::default() }.insert(groups);
+    let scalars = scalar_params(program);
+    let mut params = planner.params;
+    params.extend(scalars);
+    let body = BlockBody {
+        batch,
+        program: program.clone(),
+        homes: planner.homes,
+        phases,
+        shared_reals: planner.reals,
+        shared_ints: planner.ints,
+    };
+    Planned { body, params, threads }
+}
+
+/// Parameters for the slots and states that a program reads.
+pub(super) fn scalar_params(program: &Program) -> Vec<Param> {
+    let elem = |int: bool| if int { unio_interface::Elem::I32 } else { unio_interface::Elem::F32 };
+    let scalars = program.scalars.iter();
+    scalars
+        .map(|s| Param {
+            name: scalar_name(s),
+            elem: elem(s.int),
+            access: unio_interface::Access::In,
+            len: Some(1),
+            stride: None,
+            role: unio_interface::Role::Scalar,
+        })
+        .collect()
+}
+
+fn scalar_name(read: &crate::math::ScalarRead) -> String {
+    let when = match read.when {
+        crate::spec::equation::When::Prev => "prev",
+        crate::spec::equation::When::Now => "now",
+        crate::spec::equation::When::Observed => "observed",
+    };
+    match &read.member {
+        Some(member) => format!("{when}_{}_{member}", read.name),
+        None => format!("{when}_{}", read.name),
+    }
+}
+
+fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
+    let size = |p: &Parallel| p.vars.iter().map(|v| program.vars[*v].extent).product::<usize>();
+    let looped = groups.iter().filter_map(|g| if let Grouped::Loop { body, .. } = g { Some(body) } else { None });
+    let inside = looped.flatten().map(size).max();
+    let all = groups.iter().filter_map(|g| if let Grouped::Parallel(p) = g { Some(size(p)) } else { None }).max();
+    let most = inside.or(all).unwrap_or(1).next_multiple_of(32);
+    most.clamp(*THREADS.start(), *THREADS.end()) as u32
+}
+
+/// Phases before barriers.
+enum Grouped {
+    Parallel(Parallel),
+    Loop { var: VarId, reversed: bool, body: Vec<Parallel> },
+}
+
+/// Joins assignments over one index space that read one another element by element.
+struct Grouper<'a> {
+    program: &'a Program,
+    step: Option<VarId>,
+}
+
+impl<'a> Grouper<'a> {
+    fn new(program: &'a Program) -> Self {
+        Self { program, step: program.scan().map(|s| s.var) }
+    }
+
+    fn group(&self) -> Vec<Grouped> {
+        let mut out = Vec::new();
+        let mut run = Vec::new();
+        for node in &self.program.body {
+            match node {
+                Node::Assign(assign) => run.push(item(assign.clone(), Carry::None)),
+                Node::Scan(scan) => {
+                    run.extend(self.carries(Carry::Start));
+                    out.extend(self.join(std::mem::take(&mut run), false).into_iter().map(Grouped::Parallel));
+                    let mut body: Vec<Item> = scan.body.iter().map(|a| item(a.clone(), Carry::None)).collect();
+                    body.extend(self.carries(Carry::Next));
+                    out.push(Grouped::Loop { var: scan.var, reversed: scan.reversed, body: self.join(body, true) });
+                }
+            }
+        }
+        out.extend(self.join(run, false).into_iter().map(Grouped::Parallel));
+        out
+    }
+
+    /// Assignments that give the carries their start, or their value for the next step.
+    fn carries(&self, kind: Carry) -> Vec<Item> {
+        let mut items = Vec::new();
+        for (id, tensor) in self.program.tensors.iter().enumerate() {
+            let Role::Carry { from } = tensor.role else { continue };
+            let Some(index) = self.program.assigns().find(|(a, _)| a.tensor == from).map(|(a, _)| a.index.clone()) else { continue };
+            let value = match kind {
+                Carry::Start => Expr::Real(0.0),
+                _ => Expr::Load(from, index.iter().copied().map(Expr::Var).collect()),
+            };
+            items.push(item(Assign { tensor: id, index, value, loc: tensor.loc.clone() }, kind));
+        }
+        items
+    }
+
+    fn join(&self, items: Vec<Item>, in_loop: bool) -> Vec<Parallel> {
+        let mut groups: Vec<Parallel> = Vec::new();
+        for item in items {
+            let vars: Vec<VarId> = item.assign.index.iter().copied().filter(|v| !in_loop_step(self.step, *v, in_loop || item.carry != Carry::None)).collect();
+            match groups.last_mut().filter(|g| self.may_join(g, &vars, &item)) {
+                Some(group) => {
+                    let renamed = renamed(&item, &vars, &group.vars);
+                    group.items.push(renamed);
+                }
+                None => groups.push(Parallel { vars, items: vec![item] }),
+            }
+        }
+        groups
+    }
+
+    fn may_join(&self, group: &Parallel, vars: &[VarId], item: &Item) -> bool {
+        let extent = |v: &VarId| self.program.vars[*v].extent;
+        if group.vars.len() != vars.len() || !group.vars.iter().zip(vars).all(|(a, b)| extent(a) == extent(b)) {
+            return false;
+        }
+        let made: BTreeSet<TensorId> = group.items.iter().map(|i| i.assign.tensor).collect();
+        let reads_own = accesses(&item.assign.value).into_iter().all(|(t, index)| !made.contains(&t) || is_own(&index, vars, self.step));
+        let target = item.assign.tensor;
+        let unread = group.items.iter().flat_map(|i| accesses(&i.assign.value)).all(|(t, index)| t != target || is_own(&index, &group.vars, self.step));
+        reads_own && unread
+    }
+}
+
+fn in_loop_step(step: Option<VarId>, var: VarId, in_loop: bool) -> bool {
+    in_loop && step == Some(var)
+}
+
+fn item(assign: Assign, carry: Carry) -> Item {
+    Item { assign, carry }
+}
+
+fn renamed(item: &Item, from: &[VarId], to: &[VarId]) -> Item {
+    let rename = |v: &VarId| from.iter().position(|f| f == v).map_or(*v, |n| to[n]);
+    let index = item.assign.index.iter().map(rename).collect();
+    let value = item.assign.value.substitute(from, to);
+    Item { assign: Assign { index, value, ..item.assign.clone() }, carry: item.carry }
+}
+
+/// Every element read: tensor and index.
+fn accesses(expr: &Expr) -> Vec<(TensorId, Vec<Expr>)> {
+    let mut list = Vec::new();
+    expr.visit(&mut |e| {
+        if let Expr::Load(t, index) = e {
+            list.push((*t, index.clone()));
+        }
+    });
+    list
+}
+
+/// Whether an index names just the element that the thread itself is at.
+fn is_own(index: &[Expr], vars: &[VarId], step: Option<VarId>) -> bool {
+    let plain: Vec<VarId> = index.iter().filter_map(|e| if let Expr::Var(v) = e { Some(*v) } else { None }).filter(|v| Some(*v) != step || vars.contains(v)).collect();
+    index.iter().all(|e| matches!(e, Expr::Var(_))) && plain == vars
+}
+
+/// Gives tensors their homes.
+struct Planner<'a> {
+    program: &'a Program,
+    keep: &'a BTreeSet<TensorId>,
+    param_total: usize,
+    params: Vec<Param>,
+    homes: BTreeMap<TensorId, Home>,
+    reals: usize,
+    ints: usize,
+}
+
+impl Planner<'_> {
+    fn place(&mut self, groups: &[Grouped]) {
+        let uses = Uses::new(self.program, groups);
+        for id in 0..self.program.tensors.len() {
+            if !uses.read.contains(&id) && !uses.written.contains(&id) {
+                continue;
+            }
+            let home = match self.program.tensors[id].role {
+                Role::Input | Role::Table | Role::Param | Role::CotangentIn { .. } | Role::Saved => self.global(id, unio_interface::Access::In),
+                Role::CotangentOut { .. } | Role::ParamGradient { .. } => self.global(id, unio_interface::Access::Out),
+                Role::Output => self.output(id, &uses),
+                _ => self.local(id, &uses),
+            };
+            self.homes.insert(id, home);
+        }
+    }
+
+    fn output(&mut self, id: TensorId, uses: &Uses) -> Home {
+        let mut home = self.global(id, unio_interface::Access::Out);
+        if uses.shared.contains(&id) {
+            self.share(id, uses, &mut home);
+        }
+        home
+    }
+
+    fn local(&mut self, id: TensorId, uses: &Uses) -> Home {
+        let mut home = match self.keep.contains(&id) {
+            true => self.global(id, unio_interface::Access::Out),
+            false => Home::default(),
+        };
+        if uses.shared.contains(&id) || matches!(self.program.tensors[id].role, Role::Carry { .. }) {
+            self.share(id, uses, &mut home);
+        }
+        home
+    }
+
+    /// Shared memory if it fits, else the sample's own part of a global buffer, read and written.
+    fn share(&mut self, id: TensorId, uses: &Uses, home: &mut Home) {
+        let tensor = &self.program.tensors[id];
+        home.one_step = uses.stepped.contains(&id);
+        let skip = usize::from(home.one_step);
+        let len: usize = tensor.shape[skip..].iter().product();
+        let is_real = tensor.elem == Elem::Real;
+        if self.reals + self.ints + len <= SHARED_BUDGET {
+            let next = if is_real { &mut self.reals } else { &mut self.ints };
+            home.shared = Some(*next);
+            *next += len;
+            return;
+        }
+        home.one_step = false;
+        match home.global {
+            Some(param) => self.params[param].access = unio_interface::Access::InOut,
+            None => home.global = self.global(id, unio_interface::Access::InOut).global,
+        }
+    }
+
+    fn global(&mut self, id: TensorId, access: unio_interface::Access) -> Home {
+        let tensor = &self.program.tensors[id];
+        let any = tensor.shape.first() == Some(&0);
+        let len = (!any).then(|| tensor.shape.iter().product());
+        let stride = match tensor.role {
+            Role::Table | Role::Param => None,
+            Role::ParamGradient { .. } => Some(self.param_total),
+            _ => len,
+        };
+        self.params.push(Param {
+            name: tensor.name.clone(),
+            elem: memory_elem(tensor.elem),
+            access,
+            len,
+            stride,
+            role: outer_role(self.program, id),
+        });
+        Home { global: Some(self.params.len() - 1), ..Home::default() }
+    }
+}
+
+/// How tensors are used over all phases.
+#[derive(Default)]
+struct Uses {
+    read: BTreeSet<TensorId>,
+    written: BTreeSet<TensorId>,
+    /// Read in another phase than the one that makes them, or at another element.
+    shared: BTreeSet<TensorId>,
+    /// Made and read inside the scan, always at the step itself.
+    stepped: BTreeSet<TensorId>,
+}
+
+impl Uses {
+    fn new(program: &Program, groups: &[Grouped]) -> Self {
+        let mut uses = Self::default();
+        let mut outside = BTreeSet::new();
+        let mut made_inside = BTreeSet::new();
+        for group in groups {
+            match group {
+                Grouped::Parallel(p) => uses.phase(p, &mut outside),
+                Grouped::Loop { body, .. } => {
+                    for p in body {
+                        made_inside.extend(p.items.iter().map(|i| i.assign.tensor));
+                        uses.phase(p, &mut BTreeSet::new());
+                    }
+                }
+            }
+        }
+        let is_carry = |t: &TensorId| matches!(program.tensors[*t].role, Role::Carry { .. });
+        uses.stepped = made_inside.into_iter().filter(|t| !outside.contains(t) || is_carry(t)).collect();
+        uses
+    }
+
+    fn phase(&mut self, phase: &Parallel, reads: &mut BTreeSet<TensorId>) {
+        let mut made = BTreeSet::new();
+        for item in &phase.items {
+            for (tensor, _) in accesses(&item.assign.value) {
+                self.read.insert(tensor);
+                reads.insert(tensor);
+                if !made.contains(&tensor) {
+                    self.shared.insert(tensor);
+                }
+            }
+            made.insert(item.assign.tensor);
+            self.written.insert(item.assign.tensor);
+        }
+    }
+}
+
+/// Puts barriers where a phase touches what another thread touched since the last one.
+struct Barriers<'a> {
+    program: &'a Program,
+    homes: &'a BTreeMap<TensorId, Home>,
+    pending: Pending,
+}
+
+/// What was read and written since the last barrier, with the index space in which each thread touched its own element.
+#[derive(Clone, Default, PartialEq)]
+struct Pending {
+    read: BTreeMap<TensorId, Option<Vec<usize>>>,
+    written: BTreeMap<TensorId, Option<Vec<usize>>>,
+}
+
+impl Barriers<'_> {
+    fn insert(mut self, groups: Vec<Grouped>) -> Vec<Phase> {
+        let mut phases = Vec::new();
+        for group in groups {
+            match group {
+                Grouped::Parallel(p) => self.phase(p, &mut phases),
+                Grouped::Loop { var, reversed, body } => {
+                    let body = self.looped(body);
+                    phases.push(Phase::Loop { var, reversed, body });
+                }
+            }
+        }
+        phases
+    }
+
+    /// A step follows the step before it: what is pending at the end of one is pending at the start of the next.
+    fn looped(&mut self, body: Vec<Parallel>) -> Vec<Phase> {
+        let entry = self.pending.clone();
+        for p in &body {
+            self.needs_barrier(p);
+            self.note(p);
+        }
+        self.pending.read.extend(entry.read);
+        for (tensor, space) in entry.written {
+            self.pending.written.entry(tensor).or_insert(space);
+        }
+        let mut phases = Vec::new();
+        for p in body {
+            self.phase(p, &mut phases);
+        }
+        phases
+    }
+
+    fn phase(&mut self, p: Parallel, phases: &mut Vec<Phase>) {
+        if self.needs_barrier(&p) {
+            phases.push(Phase::Barrier);
+        }
+        self.note(&p);
+        phases.push(Phase::Parallel(p));
+    }
+
+    /// Whether the phase meets a hazard; if so, everything pending is settled.
+    fn needs_barrier(&mut self, p: &Parallel) -> bool {
+        let (read, written) = self.touched(p);
+        let clash = |now: &BTreeMap<TensorId, Option<Vec<usize>>>, before: &BTreeMap<TensorId, Option<Vec<usize>>>| {
+            now.iter().any(|(t, space)| before.get(t).is_some_and(|b| b.is_none() || space.is_none() || b != space))
+        };
+        let hazard = clash(&read, &self.pending.written) || clash(&written, &self.pending.read) || clash(&written, &self.pending.written);
+        if hazard {
+            self.pending = Pending::default();
+        }
+        hazard
+    }
+
+    fn note(&mut self, p: &Parallel) {
+        let (read, written) = self.touched(p);
+        for (map, touched) in [(&mut self.pending.read, read), (&mut self.pending.written, written)] {
+            for (tensor, space) in touched {
+                let known = map.entry(tensor).or_insert_with(|| space.clone());
+                if *known != space {
+                    *known = None;
+                }
+            }
+        }
+    }
+
+    /// Tensors in memory that other threads may see: for each the index space if only own elements are touched.
+    #[allow(clippy::type_complexity)]
+    fn touched(&self, p: &Parallel) -> (BTreeMap<TensorId, Option<Vec<usize>>>, BTreeMap<TensorId, Option<Vec<usize>>>) {
+        let step = self.program.scan().map(|s| s.var);
+        let space: Vec<usize> = p.vars.iter().map(|v| self.program.vars[*v].extent).collect();
+        let mut made = BTreeSet::new();
+        let (mut read, mut written) = (BTreeMap::new(), BTreeMap::new());
+        for item in &p.items {
+            for (tensor, index) in accesses(&item.assign.value) {
+                let own = is_own(&index, &p.vars, step).then(|| space.clone());
+                if self.is_visible(tensor) && !made.contains(&tensor) {
+                    let known = read.entry(tensor).or_insert_with(|| own.clone());
+                    if *known != own {
+                        *known = None;
+                    }
+                }
+            }
+            made.insert(item.assign.tensor);
+            if self.is_visible(item.assign.tensor) {
+                written.insert(item.assign.tensor, Some(space.clone()));
+            }
+        }
+        (read, written)
+    }
+
+    fn is_visible(&self, tensor: TensorId) -> bool {
+        let read_back = matches!(self.program.tensors[tensor].role, Role::Local | Role::Carry { .. } | Role::Output);
+        read_back && self.homes.get(&tensor).is_some_and(|h| h.shared.is_some() || h.global.is_some())
+    }
+}

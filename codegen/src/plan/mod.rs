@@ -1,0 +1,281 @@
+//! Stage *plan*: which kernels there are, where every value lives, in which order a step runs.
+
+mod block;
+mod order;
+mod step;
+
+use std::collections::BTreeMap;
+
+use crate::diagnostics::{Diagnostics, Loc, Report};
+use crate::equations::Equations;
+use crate::math::{Assign, Elem, Program, Role, TensorId, VarId};
+use crate::model::Model;
+
+/// Everything that is to be lowered, and how it is launched.
+#[derive(Debug)]
+pub struct Plan {
+    /// Buffers of the step.
+    pub buffers: Vec<Buffer>,
+    /// Kernels.
+    pub kernels: Vec<KernelPlan>,
+    /// Launches of a training step, in order.
+    pub train: Vec<Launch>,
+    /// Launches of an evaluation, in order.
+    pub evaluate: Vec<Launch>,
+    /// For each stage: its kernels.
+    pub stages: Vec<(String, usize, Option<usize>)>,
+    /// Reset registry.
+    pub resets: Vec<Reset>,
+}
+
+/// A device buffer.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    /// Unique name.
+    pub name: String,
+    /// Extents; a leading 0 is any length.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub elem: unio_interface::Elem,
+    /// Value at the start.
+    pub fill: f64,
+    /// Whether the run fills it.
+    pub external: bool,
+    /// Whether a checkpoint holds it.
+    pub kept: bool,
+}
+
+/// An entry of the reset registry.
+#[derive(Debug)]
+pub struct Reset {
+    /// Slot family, state or buffer.
+    pub name: String,
+    /// When.
+    pub when: unio_interface::When,
+    /// Ranges that return to their start together.
+    pub parts: Vec<unio_interface::ResetPart>,
+}
+
+/// A kernel before it is lowered.
+#[derive(Debug)]
+pub struct KernelPlan {
+    /// Symbol.
+    pub symbol: String,
+    /// Entry that it comes from; kernels of one entry share a file.
+    pub entry: String,
+    /// What it does.
+    pub doc: String,
+    /// Place of the entry.
+    pub loc: Loc,
+    /// Threads a block.
+    pub threads: u32,
+    /// Pointer parameters.
+    pub params: Vec<Param>,
+    /// What it computes and how.
+    pub body: Body,
+}
+
+/// A pointer parameter of a kernel.
+#[derive(Clone, Debug)]
+pub struct Param {
+    /// Name in the text.
+    pub name: String,
+    /// Element type in memory.
+    pub elem: unio_interface::Elem,
+    /// Use.
+    pub access: unio_interface::Access,
+    /// Elements of one sample; `None` for any number.
+    pub len: Option<usize>,
+    /// Elements from one sample to the next; `None` where all samples share it.
+    pub stride: Option<usize>,
+    /// What it is to the equations.
+    pub role: unio_interface::Role,
+}
+
+/// The kinds of kernel.
+#[derive(Debug)]
+pub enum Body {
+    /// One sample a block.
+    Block(BlockBody),
+    /// Element by element.
+    Update(UpdateBody),
+    /// Statistics of buffers, smoothed into slots.
+    Producer(ProducerBody),
+    /// Sum over the batch.
+    ReduceAxis0 {
+        /// Samples.
+        batch: usize,
+    },
+}
+
+/// A block-per-batch kernel: phases between barriers.
+#[derive(Debug)]
+pub struct BlockBody {
+    /// Samples, one a block.
+    pub batch: usize,
+    /// The program.
+    pub program: Program,
+    /// Where tensors live.
+    pub homes: BTreeMap<TensorId, Home>,
+    /// What happens, in order.
+    pub phases: Vec<Phase>,
+    /// Real elements of shared memory.
+    pub shared_reals: usize,
+    /// Integers and truth values of shared memory.
+    pub shared_ints: usize,
+}
+
+/// Where a tensor lives; a value that only its own phase reads stays in a register.
+#[derive(Clone, Debug, Default)]
+pub struct Home {
+    /// First element in shared memory.
+    pub shared: Option<usize>,
+    /// Whether shared memory holds one step only.
+    pub one_step: bool,
+    /// Index in the kernel's parameters.
+    pub global: Option<usize>,
+}
+
+/// A phase of a block kernel.
+#[derive(Debug)]
+pub enum Phase {
+    /// All threads meet.
+    Barrier,
+    /// Each thread takes elements of an index space.
+    Parallel(Parallel),
+    /// Steps of the scan.
+    Loop {
+        /// The step.
+        var: VarId,
+        /// From the last to the first.
+        reversed: bool,
+        /// What a step does.
+        body: Vec<Phase>,
+    },
+}
+
+/// Assignments over one index space, element by element.
+#[derive(Debug)]
+pub struct Parallel {
+    /// The space, outermost first; the scan's own variable is not among them.
+    pub vars: Vec<VarId>,
+    /// What is assigned, in order.
+    pub items: Vec<Item>,
+}
+
+/// An assignment of a phase.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// The assignment.
+    pub assign: Assign,
+    /// Whether it is a carry's value for the next step, or its start.
+    pub carry: Carry,
+}
+
+/// What an assignment is to a carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carry {
+    /// Nothing.
+    None,
+    /// Its value before the first step.
+    Start,
+    /// Its value for the next step.
+    Next,
+}
+
+/// An element-wise kernel.
+#[derive(Debug)]
+pub struct UpdateBody {
+    /// The program.
+    pub program: Program,
+    /// Elements, if the spec fixes them.
+    pub len: Option<usize>,
+    /// Variable over the elements; `None` for a scalar update.
+    pub element: Option<VarId>,
+    /// Parameter of each tensor.
+    pub params: BTreeMap<TensorId, usize>,
+    /// Parameter of each scalar read.
+    pub scalars: Vec<usize>,
+}
+
+/// A producer's kernel.
+#[derive(Debug)]
+pub struct ProducerBody {
+    /// Statistics and signals.
+    pub program: Program,
+    /// Parameter of each tensor that is read.
+    pub params: BTreeMap<TensorId, usize>,
+    /// Parameter of each scalar read.
+    pub scalars: Vec<usize>,
+    /// The signals.
+    pub signals: Vec<SignalPlan>,
+    /// The smoothing law.
+    pub smoothing: Program,
+    /// Its states beside the mean, in order.
+    pub states: Vec<String>,
+}
+
+/// A signal's places among the parameters of its kernel.
+#[derive(Debug)]
+pub struct SignalPlan {
+    /// Tensor of the observation.
+    pub tensor: TensorId,
+    /// Slot.
+    pub slot: usize,
+    /// Observation.
+    pub observed: usize,
+    /// Smoothing states.
+    pub states: usize,
+    /// Observations that were not finite.
+    pub skipped: usize,
+}
+
+/// A launch.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Name in plans and logs.
+    pub name: String,
+    /// Kernel.
+    pub kernel: usize,
+    /// Elements to cover, where the kernel's grid depends on them.
+    pub count: Option<usize>,
+    /// Buffer and first element of each pointer parameter.
+    pub args: Vec<(usize, usize)>,
+    /// Launches of the list that come before.
+    pub after: Vec<usize>,
+}
+
+/// Plans kernels, storage and order.
+///
+/// # Errors
+/// Cycles among reads of this step's values, and what does not fit the limits.
+pub fn plan(model: &Model, equations: &Equations) -> Result<Plan, Diagnostics> {
+    let mut report = Report::default();
+    let plan = step::plan(model, equations, &mut report);
+    report.finish(plan, &model.files)
+}
+
+/// Element type in memory of a tensor of a block.
+fn memory_elem(elem: Elem) -> unio_interface::Elem {
+    match elem {
+        Elem::Real => unio_interface::Elem::Real,
+        Elem::Int | Elem::Bool => unio_interface::Elem::I32,
+    }
+}
+
+/// What a tensor's role is called outside.
+fn outer_role(program: &Program, tensor: TensorId) -> unio_interface::Role {
+    use unio_interface::Role as Outer;
+    let name = |of: TensorId| program.tensors[of].name.clone();
+    match program.tensors[tensor].role {
+        Role::Input => Outer::Input,
+        Role::Table => Outer::Table,
+        Role::Param => Outer::Param,
+        Role::Output => Outer::Output,
+        Role::CotangentIn { of, .. } => Outer::CotangentOf(name(of)),
+        Role::CotangentOut { of } => Outer::CotangentTo(name(of)),
+        Role::ParamGradient { of } => Outer::ParamGradient(name(of)),
+        Role::State | Role::Next { .. } => Outer::State,
+        Role::Local | Role::Carry { .. } | Role::Saved | Role::Statistic => Outer::Saved,
+    }
+}

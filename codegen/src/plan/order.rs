@@ -1,0 +1,74 @@
+//! The order of a step, from who reads and writes what.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::diagnostics::{Code, Loc, Report};
+use crate::spec::equation::When;
+
+/// A launch before it has a place in the step.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// Name in plans and logs.
+    pub(super) name: String,
+    /// Kernel.
+    pub(super) kernel: usize,
+    /// Elements to cover.
+    pub(super) count: Option<usize>,
+    /// Buffer and first element of each pointer parameter.
+    pub(super) args: Vec<(usize, usize)>,
+    /// Values it needs from this step.
+    pub(super) needs: BTreeSet<String>,
+    /// Values it gives.
+    pub(super) gives: BTreeSet<String>,
+    /// Slots and states that it reads.
+    pub(super) reads: Vec<(When, String)>,
+    /// Slots and states that it writes.
+    pub(super) writes: BTreeSet<String>,
+    /// Whether an evaluation runs it too.
+    pub(super) evaluates: bool,
+    /// Place of the entry.
+    pub(super) loc: Loc,
+}
+
+/// Sorts nodes so that each runs after what it needs; among those that may run, the first listed goes first.
+///
+/// Gives the order and, for each node, the nodes that come before it.
+pub(super) fn order(nodes: &[Node], report: &mut Report) -> (Vec<usize>, Vec<BTreeSet<usize>>) {
+    let before = edges(nodes);
+    let mut done = vec![false; nodes.len()];
+    let mut sorted = Vec::new();
+    while let Some(next) = (0..nodes.len()).find(|n| !done[*n] && before[*n].iter().all(|b| done[*b])) {
+        done[next] = true;
+        sorted.push(next);
+    }
+    let stuck: Vec<&str> = (0..nodes.len()).filter(|n| !done[*n]).map(|n| nodes[n].name.as_str()).collect();
+    if let Some(first) = (0..nodes.len()).find(|n| !done[*n]) {
+        report.push(Code::NowCycle, &nodes[first].loc, format!("these wait for one another: {}", stuck.join(", ")));
+    }
+    (sorted, before)
+}
+
+fn edges(nodes: &[Node]) -> Vec<BTreeSet<usize>> {
+    let mut before = vec![BTreeSet::new(); nodes.len()];
+    let mut givers: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    let mut writers: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (n, node) in nodes.iter().enumerate() {
+        node.gives.iter().for_each(|v| givers.entry(v).or_default().push(n));
+        node.writes.iter().for_each(|v| writers.entry(v).or_default().push(n));
+    }
+    for (n, node) in nodes.iter().enumerate() {
+        for value in &node.needs {
+            before[n].extend(givers.get(value.as_str()).into_iter().flatten().filter(|g| **g != n));
+        }
+        for (when, name) in &node.reads {
+            for &writer in writers.get(name.as_str()).into_iter().flatten().filter(|w| **w != n) {
+                // The last step's value is gone once its writer has run.
+                match when {
+                    When::Prev => before[writer].insert(n),
+                    When::Now | When::Observed => before[n].insert(writer),
+                };
+            }
+        }
+    }
+    before
+}

@@ -1,0 +1,642 @@
+//! Buffers, kernels and launches of a set.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use unio_interface::{Access, Elem as Memory, ResetPart, Role as Outer, When};
+
+use super::order::{Node, order};
+use super::{BlockBody, Body, Buffer, KernelPlan, Launch, Param, Plan, ProducerBody, Reset, SignalPlan, UpdateBody, block, memory_elem};
+use crate::diagnostics::{Code, Loc, Report};
+use crate::equations::{Equations, Reader, StageEquations};
+use crate::math::{Elem, Program, Role, TensorId};
+use crate::model::{Group, Model, Network, Over, Producer, Slot, Source, Stage, Update, WireSource};
+use crate::names;
+use crate::spec::entries;
+
+/// Threads of element-wise kernels, of producers and of the reducer.
+const ELEMENT_THREADS: u32 = 256;
+/// Value that stands for "all gradients are reduced".
+const REDUCED: &str = "grads";
+/// Value that stands for "all optimizers have run".
+const UPDATED: &str = "params";
+/// Value that stands for "every forward and adjoint kernel has run".
+const SCRATCH: &str = "gradient_scratch";
+
+/// Plans a set.
+pub(super) fn plan(model: &Model, equations: &Equations, report: &mut Report) -> Plan {
+    let mut p = Planner::new(model, equations);
+    p.add_scalar_buffers();
+    p.add_optimizer_state();
+    p.add_updates(|u| u.over != Over::Group);
+    let stages = p.add_stages();
+    p.add_reducer();
+    p.add_producers();
+    p.add_optimizers();
+    p.check_limits(report);
+    p.finish(stages, report)
+}
+
+struct Planner<'a> {
+    model: &'a Model,
+    equations: &'a Equations,
+    buffers: Vec<Buffer>,
+    kernels: Vec<KernelPlan>,
+    nodes: Vec<Node>,
+    /// States beside the mean that a slot has room for.
+    smoothing_stride: usize,
+    limits: Vec<(Loc, String)>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(model: &'a Model, equations: &'a Equations) -> Self {
+        let smoothing_stride = model.smoothings.iter().map(|s| s.states.len()).max().unwrap_or(0);
+        Self { model, equations, buffers: Vec::new(), kernels: Vec::new(), nodes: Vec::new(), smoothing_stride, limits: Vec::new() }
+    }
+
+    fn buffer(&self, name: &str) -> usize {
+        self.buffers.iter().position(|b| b.name == name).unwrap_or(0)
+    }
+
+    fn add_buffer(&mut self, name: &str, shape: Vec<usize>, elem: Memory) -> usize {
+        self.buffers.push(Buffer { name: name.to_owned(), shape, elem, fill: 0.0, external: false, kept: false });
+        self.buffers.len() - 1
+    }
+
+    fn add_kept(&mut self, name: &str, shape: Vec<usize>, elem: Memory) -> usize {
+        let index = self.add_buffer(name, shape, elem);
+        self.buffers[index].kept = true;
+        index
+    }
+
+    /// Slots, observations, smoothing states, scalar states, parameters and what the run fills.
+    fn add_scalar_buffers(&mut self) {
+        let slots = self.model.slots.iter().map(|s| s.index + s.len()).max().unwrap_or(0);
+        let scratch = self.model.slots.iter().map(|s| s.scratch + s.len()).max().unwrap_or(0);
+        self.add_kept("isv", vec![slots], Memory::F32);
+        self.add_kept("observed", vec![scratch], Memory::F32);
+        self.add_kept("smoothing", vec![scratch, self.smoothing_stride], Memory::F32);
+        self.add_kept("skipped", vec![scratch], Memory::I32);
+        self.add_kept("state", vec![self.model.states.len()], Memory::F32);
+        let Some(network) = &self.model.network else { return };
+        let total = param_total(network);
+        self.add_kept("params", vec![total], Memory::Real);
+        self.add_buffer("grads", vec![total], Memory::Real);
+        self.add_buffer("gradient_scratch", vec![network.batch, total], Memory::Real);
+        let seed = self.add_buffer("objective_seed", vec![network.batch], Memory::Real);
+        self.buffers[seed].fill = 1.0 / network.batch as f64;
+        for external in &network.externals {
+            let index = self.add_buffer(&external.name, external.shape.clone(), memory_elem(external.elem));
+            self.buffers[index].external = true;
+        }
+    }
+
+    fn slot_arg(&self, slot: &Slot, group: Option<&str>) -> usize {
+        group.and_then(|g| slot.members.iter().position(|m| m == g)).unwrap_or(0)
+    }
+
+    /// Buffer and element of each slot or state that a program reads.
+    fn scalar_args(&self, program: &Program, group: Option<&str>) -> Vec<(usize, usize)> {
+        let place = |read: &crate::math::ScalarRead| {
+            if let Some(slot) = self.model.slots.iter().find(|s| s.name == read.name) {
+                let member = self.slot_arg(slot, read.member.as_deref().or(group));
+                return match read.when {
+                    crate::spec::equation::When::Observed => (self.buffer("observed"), slot.scratch + member),
+                    _ => (self.buffer("isv"), slot.index + member),
+                };
+            }
+            let word = self.model.states.iter().find(|s| s.name == read.name).map_or(0, |s| s.word);
+            (self.buffer("state"), word)
+        };
+        program.scalars.iter().map(place).collect()
+    }
+
+    fn scalar_reads(program: &Program, group: Option<&str>) -> Vec<(crate::spec::equation::When, String)> {
+        let name = |s: &crate::math::ScalarRead| match s.member.as_deref().or(group) {
+            Some(member) => format!("{}[{member}]", s.name),
+            None => s.name.clone(),
+        };
+        // A read of a single slot from within a group names no member.
+        program.scalars.iter().flat_map(|s| [(s.when, s.name.clone()), (s.when, name(s))]).collect()
+    }
+
+    fn add_updates(&mut self, select: impl Fn(&Update) -> bool) {
+        let model = self.model;
+        for (update, program) in model.updates.iter().zip(&self.equations.updates) {
+            if select(update) {
+                self.add_update_outputs(update);
+                let kernel = self.add_update_kernel(update, program);
+                self.add_update_node(update, program, kernel, None);
+            }
+        }
+    }
+
+    fn add_update_outputs(&mut self, update: &Update) {
+        for (name, shape, elem) in &update.outputs {
+            self.add_buffer(&names::stage_value(&update.name, name), shape.clone(), memory_elem(*elem));
+        }
+    }
+
+    fn add_update_kernel(&mut self, update: &Update, program: &Program) -> usize {
+        let element = program.vars.iter().position(|_| update.over != Over::Scalar).filter(|_| update.over != Over::Scalar);
+        let len = match &update.over {
+            Over::Group => None,
+            Over::Size { extent, .. } => Some(*extent),
+            Over::Scalar => Some(1),
+        };
+        let mut params = Vec::new();
+        let mut places = BTreeMap::new();
+        for (id, tensor) in program.tensors.iter().enumerate() {
+            let (access, role) = match tensor.role {
+                Role::Table => (Access::In, Outer::Table),
+                Role::Input => (Access::In, Outer::Reduced),
+                Role::State => (Access::InOut, Outer::State),
+                Role::Output => (Access::Out, Outer::Output),
+                Role::Next { of } => {
+                    places.insert(id, places[&of]);
+                    continue;
+                }
+                _ => continue,
+            };
+            let any = tensor.shape.first() == Some(&0);
+            let elem = if update.over == Over::Group { memory_elem(tensor.elem) } else { scalar_elem(tensor.elem) };
+            let len = (!any).then(|| tensor.shape.iter().product());
+            places.insert(id, params.len());
+            params.push(Param { name: tensor.name.clone(), elem, access, len, stride: None, role });
+        }
+        let scalars = (params.len()..params.len() + program.scalars.len()).collect();
+        params.extend(block::scalar_params(program));
+        let body = UpdateBody { program: program.clone(), len, element, params: places, scalars };
+        let threads = if update.over == Over::Scalar { 1 } else { ELEMENT_THREADS };
+        self.add_kernel(KernelPlan {
+            symbol: names::kernel(&self.model.set, &update.name, ""),
+            entry: update.name.clone(),
+            doc: update.doc.clone(),
+            loc: update.loc.clone(),
+            threads,
+            params,
+            body: Body::Update(body),
+        })
+    }
+
+    fn add_kernel(&mut self, kernel: KernelPlan) -> usize {
+        self.kernels.push(kernel);
+        self.kernels.len() - 1
+    }
+
+    fn add_update_node(&mut self, update: &Update, program: &Program, kernel: usize, group: Option<&Group>) {
+        let mut args = Vec::new();
+        let mut needs = BTreeSet::new();
+        for tensor in &program.tensors {
+            match tensor.role {
+                Role::Table | Role::Input => {
+                    let source = update.read.iter().find(|(name, _)| *name == tensor.name).map(|(_, s)| s);
+                    args.push(self.source_arg(source, group, &mut needs));
+                }
+                Role::State => args.push(self.state_arg(update, &tensor.name, group)),
+                Role::Output => args.push((self.buffer(&names::stage_value(&update.name, &tensor.name)), 0)),
+                _ => {}
+            }
+        }
+        let group_name = group.map(|g| g.name.as_str());
+        args.extend(self.scalar_args(program, group_name));
+        let mut gives: BTreeSet<String> = update.outputs.iter().map(|(name, ..)| names::stage_value(&update.name, name)).collect();
+        let mut writes = BTreeSet::new();
+        match group {
+            Some(_) => {
+                gives.insert(UPDATED.to_owned());
+                needs.insert(REDUCED.to_owned());
+                needs.insert(SCRATCH.to_owned());
+            }
+            None => writes.extend(self.model.states.iter().filter(|s| s.writer.as_ref() == Some(&update.name)).map(|s| s.name.clone())),
+        }
+        let name = group_name.map_or(update.name.clone(), |g| format!("{}[{g}]", update.name));
+        let count = group.map(|g| g.range.1 - g.range.0);
+        let reads = Self::scalar_reads(program, group_name);
+        let evaluates = group.is_none();
+        self.nodes.push(Node { name, kernel, count, args, needs, gives, reads, writes, evaluates, loc: update.loc.clone() });
+    }
+
+    fn state_arg(&self, update: &Update, name: &str, group: Option<&Group>) -> (usize, usize) {
+        let start = group.map_or(0, |g| g.range.0);
+        if update.over != Over::Group {
+            let word = self.model.states.iter().find(|s| s.name == name).map_or(0, |s| s.word);
+            return (self.buffer("state"), word);
+        }
+        match update.element_state.iter().any(|(n, ..)| n == name) {
+            true => (self.buffer(&names::update_state(&update.name, name)), start),
+            false => (self.buffer("params"), start),
+        }
+    }
+
+    fn source_arg(&self, source: Option<&Source>, group: Option<&Group>, needs: &mut BTreeSet<String>) -> (usize, usize) {
+        let start = group.map_or(0, |g| g.range.0);
+        match source {
+            Some(Source::Params) => {
+                needs.insert(UPDATED.into());
+                (self.buffer("params"), start)
+            }
+            Some(Source::Gradients) => {
+                needs.insert(REDUCED.into());
+                (self.buffer("grads"), start)
+            }
+            Some(Source::OptimizerState { update, state }) => {
+                needs.insert(UPDATED.into());
+                (self.buffer(&names::update_state(update, state)), start)
+            }
+            Some(Source::Buffer(name)) => {
+                needs.insert(name.clone());
+                (self.buffer(name), 0)
+            }
+            None => (0, 0),
+        }
+    }
+
+    /// Forward kernels in order, adjoints in reverse order.
+    fn add_stages(&mut self) -> Vec<(String, usize, Option<usize>)> {
+        let Some(network) = &self.model.network else { return Vec::new() };
+        let equations = self.equations;
+        let mut stages = Vec::new();
+        for (stage, eq) in network.stages.iter().zip(&equations.stages) {
+            self.add_stage_buffers(network, stage, eq);
+            let forward = self.add_forward(network, stage, eq);
+            stages.push((stage.name.clone(), forward, None));
+        }
+        for (index, eq) in equations.stages.iter().enumerate().rev() {
+            stages[index].2 = self.add_adjoint(network, &network.stages[index], eq);
+        }
+        stages
+    }
+
+    fn add_stage_buffers(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) {
+        let batched = |shape: &[usize]| std::iter::once(network.batch).chain(shape.iter().copied()).collect::<Vec<_>>();
+        for tensor in eq.forward.tensors.iter().filter(|t| t.role == Role::Output) {
+            self.add_buffer(&names::stage_value(&stage.name, &tensor.name), batched(&tensor.shape), memory_elem(tensor.elem));
+        }
+        let Some(adjoint) = &eq.adjoint else { return };
+        for id in kept(eq) {
+            let tensor = &eq.forward.tensors[id];
+            self.add_buffer(&names::stage_saved(&stage.name, &tensor.name), batched(&tensor.shape), memory_elem(tensor.elem));
+        }
+        for tensor in &adjoint.program.tensors {
+            if let Role::CotangentOut { of } = tensor.role {
+                let input = &adjoint.program.tensors[of].name;
+                self.add_buffer(&names::stage_cotangent(&stage.name, input), batched(&tensor.shape), memory_elem(tensor.elem));
+            }
+        }
+    }
+
+    fn add_forward(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) -> usize {
+        let keep = kept(eq);
+        let planned = block::plan(&eq.forward, &keep, network.batch, param_total(network), stage.threads);
+        let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, planned, "forward");
+        needs.remove(SCRATCH);
+        let gives = eq.forward.tensors.iter().filter(|t| t.role == Role::Output).map(|t| names::stage_value(&stage.name, &t.name));
+        let mut gives: BTreeSet<String> = gives.collect();
+        gives.insert(SCRATCH.to_owned());
+        self.add_block_node(stage, eq, &eq.forward, kernel, args, needs, gives, "forward");
+        kernel
+    }
+
+    fn add_adjoint(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) -> Option<usize> {
+        let adjoint = eq.adjoint.as_ref()?;
+        let planned = block::plan(&adjoint.program, &BTreeSet::new(), network.batch, param_total(network), stage.threads);
+        let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, planned, "adjoint");
+        needs.extend(eq.forward.tensors.iter().filter(|t| t.role == Role::Output).map(|t| names::stage_value(&stage.name, &t.name)));
+        let mut gives: BTreeSet<String> = eq.wanted.iter().map(|i| names::stage_cotangent(&stage.name, i)).collect();
+        gives.insert(SCRATCH.to_owned());
+        self.add_block_node(stage, eq, &adjoint.program, kernel, args, needs, gives, "adjoint");
+        Some(kernel)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn add_block_node(&mut self, stage: &Stage, _eq: &StageEquations, program: &Program, kernel: usize, args: Vec<(usize, usize)>, needs: BTreeSet<String>, gives: BTreeSet<String>, what: &str) {
+        self.nodes.push(Node {
+            name: format!("{}.{what}", stage.name),
+            kernel,
+            count: None,
+            args,
+            needs,
+            gives,
+            reads: Self::scalar_reads(program, None),
+            writes: BTreeSet::new(),
+            evaluates: what == "forward",
+            loc: stage.loc.clone(),
+        });
+    }
+
+    fn add_block_kernel(&mut self, network: &Network, stage: &Stage, eq: &StageEquations, planned: block::Planned, what: &str) -> (usize, Vec<(usize, usize)>, BTreeSet<String>) {
+        let mut needs = BTreeSet::new();
+        let mut args = Vec::new();
+        for (param, tensor) in pointer_tensors(&planned.body) {
+            let arg = self.tensor_arg(network, stage, eq, &planned.body.program, tensor, what, &mut needs);
+            args.push((param, arg));
+        }
+        args.sort_by_key(|(param, _)| *param);
+        let mut args: Vec<(usize, usize)> = args.into_iter().map(|(_, arg)| arg).collect();
+        args.extend(self.scalar_args(&planned.body.program, None));
+        let kernel = KernelPlan {
+            symbol: names::kernel(&self.model.set, &stage.name, what),
+            entry: stage.name.clone(),
+            doc: stage.doc.clone(),
+            loc: stage.block_loc.clone(),
+            threads: planned.threads,
+            params: planned.params,
+            body: Body::Block(planned.body),
+        };
+        (self.add_kernel(kernel), args, needs)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn tensor_arg(&mut self, network: &Network, stage: &Stage, eq: &StageEquations, program: &Program, id: TensorId, what: &str, needs: &mut BTreeSet<String>) -> (usize, usize) {
+        let tensor = &program.tensors[id];
+        let own = |name: &str| names::stage_value(&stage.name, name);
+        match tensor.role {
+            Role::Input | Role::Table => self.wire_arg(network, stage, &tensor.name, needs),
+            Role::Param => (self.buffer("params"), param_offset(network, &own(&tensor.name))),
+            Role::ParamGradient { of } => (self.buffer("gradient_scratch"), param_offset(network, &own(&program.tensors[of].name))),
+            Role::Output => (self.buffer(&own(&tensor.name)), 0),
+            Role::CotangentOut { of } => (self.buffer(&names::stage_cotangent(&stage.name, &program.tensors[of].name)), 0),
+            Role::CotangentIn { of, reader } => self.cotangent_arg(network, eq, &program.tensors[of].name, reader, needs),
+            _ if eq.forward.tensors.get(id).is_some_and(|t| t.role == Role::Output) => (self.buffer(&own(&tensor.name)), 0),
+            _ if eq.forward.tensors.get(id).is_some() && kept(eq).contains(&id) => (self.buffer(&names::stage_saved(&stage.name, &tensor.name)), 0),
+            _ => {
+                let shape: Vec<usize> = std::iter::once(network.batch).chain(tensor.shape.iter().copied()).collect();
+                let name = format!("{}.{what}.{}", stage.name, tensor.name);
+                (self.add_buffer(&name, shape, memory_elem(tensor.elem)), 0)
+            }
+        }
+    }
+
+    fn wire_arg(&self, network: &Network, stage: &Stage, input: &str, needs: &mut BTreeSet<String>) -> (usize, usize) {
+        let name = match stage.wires.iter().find(|w| w.input == input).map(|w| &w.from) {
+            Some(WireSource::Stage(index, output)) => names::stage_value(&network.stages[*index].name, output),
+            Some(WireSource::Update(update, output)) => names::stage_value(update, output),
+            Some(WireSource::External(name)) => name.clone(),
+            None => String::new(),
+        };
+        let buffer = self.buffer(&name);
+        needs.insert(name);
+        (buffer, 0)
+    }
+
+    fn cotangent_arg(&self, network: &Network, eq: &StageEquations, output: &str, reader: usize, needs: &mut BTreeSet<String>) -> (usize, usize) {
+        let name = match eq.readers.get(output).and_then(|r| r.get(reader)) {
+            Some(Reader::Stage(index, input)) => names::stage_cotangent(&network.stages[*index].name, input),
+            _ => "objective_seed".to_owned(),
+        };
+        let buffer = self.buffer(&name);
+        needs.insert(name);
+        (buffer, 0)
+    }
+
+    fn add_reducer(&mut self) {
+        let Some(network) = &self.model.network else { return };
+        let total = param_total(network);
+        if total == 0 {
+            return;
+        }
+        let param = |name: &str, access, len, role| Param { name: name.into(), elem: Memory::Real, access, len: Some(len), stride: None, role };
+        let kernel = self.add_kernel(KernelPlan {
+            symbol: names::kernel(&self.model.set, "reduce_axis0", ""),
+            entry: "reduce_axis0".into(),
+            doc: "Sums the gradient scratch over the batch, in a fixed order.".into(),
+            loc: network.loc.clone(),
+            threads: ELEMENT_THREADS,
+            params: vec![
+                param("scratch", Access::In, network.batch * total, Outer::Input),
+                param("sum", Access::Out, total, Outer::Reduced),
+            ],
+            body: Body::ReduceAxis0 { batch: network.batch },
+        });
+        self.nodes.push(Node {
+            name: "reduce_axis0".into(),
+            kernel,
+            count: Some(total),
+            args: vec![(self.buffer("gradient_scratch"), 0), (self.buffer("grads"), 0)],
+            needs: BTreeSet::from([SCRATCH.to_owned()]),
+            gives: BTreeSet::from([REDUCED.to_owned()]),
+            reads: Vec::new(),
+            writes: BTreeSet::new(),
+            evaluates: false,
+            loc: network.loc.clone(),
+        });
+    }
+
+    fn add_optimizer_state(&mut self) {
+        let model = self.model;
+        for update in model.updates.iter().filter(|u| u.over == Over::Group) {
+            let total = model.network.as_ref().map_or(0, param_total);
+            for (name, init, _) in &update.element_state {
+                let buffer = self.add_kept(&names::update_state(&update.name, name), vec![total], Memory::Real);
+                self.buffers[buffer].fill = *init;
+            }
+        }
+    }
+
+    fn add_optimizers(&mut self) {
+        let model = self.model;
+        for (update, program) in model.updates.iter().zip(&self.equations.updates).filter(|(u, _)| u.over == Over::Group) {
+            let kernel = self.add_update_kernel(update, program);
+            for group in model.groups.iter().filter(|g| g.optimizer == update.name) {
+                self.add_update_node(update, program, kernel, Some(group));
+            }
+        }
+    }
+
+    fn add_producers(&mut self) {
+        let model = self.model;
+        for (producer, program) in model.producers.iter().zip(&self.equations.producers) {
+            let Some(smoothing) = model.smoothings.iter().find(|s| s.name == producer.smooth) else { continue };
+            let law = &self.equations.smoothings[&smoothing.name];
+            let kernel = self.add_producer_kernel(producer, program, law, &smoothing.states);
+            if producer.per_group {
+                for group in &model.groups {
+                    self.add_producer_node(producer, program, kernel, Some(group));
+                }
+            } else {
+                self.add_producer_node(producer, program, kernel, None);
+            }
+        }
+    }
+
+    fn add_producer_kernel(&mut self, producer: &Producer, program: &Program, law: &Program, states: &[String]) -> usize {
+        let mut params = Vec::new();
+        let mut places = BTreeMap::new();
+        for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::Table) {
+            places.insert(id, params.len());
+            params.push(Param { name: tensor.name.clone(), elem: Memory::F32, access: Access::In, len: None, stride: None, role: Outer::Input });
+        }
+        let scalars = (params.len()..params.len() + program.scalars.len()).collect();
+        params.extend(block::scalar_params(program));
+        let mut signals = Vec::new();
+        for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::Output) {
+            let base = params.len();
+            let place = |name: String, elem, len| Param { name, elem, access: Access::InOut, len: Some(len), stride: None, role: Outer::Scalar };
+            params.push(place(format!("{}_slot", tensor.name), Memory::F32, 1));
+            params.push(place(format!("{}_observed", tensor.name), Memory::F32, 1));
+            params.push(place(format!("{}_smoothing", tensor.name), Memory::F32, states.len()));
+            params.push(place(format!("{}_skipped", tensor.name), Memory::I32, 1));
+            signals.push(SignalPlan { tensor: id, slot: base, observed: base + 1, states: base + 2, skipped: base + 3 });
+        }
+        let body = ProducerBody { program: program.clone(), params: places, scalars, signals, smoothing: law.clone(), states: states.to_vec() };
+        self.add_kernel(KernelPlan {
+            symbol: names::kernel(&self.model.set, &producer.name, ""),
+            entry: producer.name.clone(),
+            doc: producer.doc.clone(),
+            loc: producer.loc.clone(),
+            threads: ELEMENT_THREADS,
+            params,
+            body: Body::Producer(body),
+        })
+    }
+
+    fn add_producer_node(&mut self, producer: &Producer, program: &Program, kernel: usize, group: Option<&Group>) {
+        let group_name = group.map(|g| g.name.as_str());
+        let mut needs = BTreeSet::new();
+        let mut args = Vec::new();
+        let mut count = 0;
+        for tensor in program.tensors.iter().filter(|t| t.role == Role::Table) {
+            let source = producer.read.iter().find(|(name, _)| *name == tensor.name).map(|(_, s)| s);
+            args.push(self.source_arg(source, group, &mut needs));
+            count = self.source_len(source, group);
+        }
+        args.extend(self.scalar_args(program, group_name));
+        let mut writes = BTreeSet::new();
+        for (name, _) in &producer.signals {
+            let Some(slot) = self.model.slots.iter().find(|s| s.name == *name) else { continue };
+            let member = self.slot_arg(slot, group_name);
+            let scratch = slot.scratch + member;
+            args.push((self.buffer("isv"), slot.index + member));
+            args.push((self.buffer("observed"), scratch));
+            args.push((self.buffer("smoothing"), scratch * self.smoothing_stride));
+            args.push((self.buffer("skipped"), scratch));
+            writes.insert(group_name.map_or(name.clone(), |g| format!("{name}[{g}]")));
+        }
+        let name = group_name.map_or(producer.name.clone(), |g| format!("{}[{g}]", producer.name));
+        let reads = Self::scalar_reads(program, group_name);
+        self.nodes.push(Node {
+            name,
+            kernel,
+            count: Some(count),
+            args,
+            needs,
+            gives: BTreeSet::new(),
+            reads,
+            writes,
+            evaluates: false,
+            loc: producer.loc.clone(),
+        });
+    }
+
+    fn source_len(&self, source: Option<&Source>, group: Option<&Group>) -> usize {
+        let network = self.model.network.as_ref();
+        match (source, group) {
+            (Some(Source::Buffer(name)), _) => self.buffers[self.buffer(name)].shape.iter().product(),
+            (_, Some(group)) => group.range.1 - group.range.0,
+            _ => network.map_or(0, param_total),
+        }
+    }
+
+    fn check_limits(&mut self, report: &mut Report) {
+        let Some(network) = &self.model.network else { return };
+        for buffer in &self.buffers {
+            if buffer.shape.iter().product::<usize>() > i32::MAX as usize {
+                report.push(Code::IndexTooLarge, &network.loc, format!("`{}` {:?}", buffer.name, buffer.shape));
+            }
+        }
+        for (loc, label) in &self.limits {
+            report.push(Code::SharedTooLarge, loc, label.clone());
+        }
+    }
+
+    fn finish(self, stages: Vec<(String, usize, Option<usize>)>, report: &mut Report) -> Plan {
+        let (sorted, before) = order(&self.nodes, report);
+        let train = launches(&self.nodes, &sorted, &before, |_| true);
+        let evaluate = launches(&self.nodes, &sorted, &before, |n| n.evaluates);
+        let resets = resets(&self);
+        Plan { buffers: self.buffers, kernels: self.kernels, train, evaluate, stages, resets }
+    }
+}
+
+fn launches(nodes: &[Node], sorted: &[usize], before: &[BTreeSet<usize>], select: impl Fn(&Node) -> bool) -> Vec<Launch> {
+    let chosen: Vec<usize> = sorted.iter().copied().filter(|n| select(&nodes[*n])).collect();
+    let place = |n: &usize| chosen.iter().position(|c| c == n);
+    let launch = |n: &usize| Launch {
+        name: nodes[*n].name.clone(),
+        kernel: nodes[*n].kernel,
+        count: nodes[*n].count,
+        args: nodes[*n].args.clone(),
+        after: before[*n].iter().filter_map(place).collect(),
+    };
+    chosen.iter().map(launch).collect()
+}
+
+fn resets(p: &Planner<'_>) -> Vec<Reset> {
+    let mut resets = Vec::new();
+    for slot in p.model.slots.iter().filter(|s| !s.reserved) {
+        resets.push(Reset { name: slot.name.clone(), when: when(slot.reset), parts: slot_parts(p, slot) });
+    }
+    for state in &p.model.states {
+        let parts = vec![ResetPart { int: state.elem == Elem::Int, ..part(p.buffer("state"), state.word, 1, state.init) }];
+        resets.push(Reset { name: state.name.clone(), when: when(state.reset), parts });
+    }
+    for update in p.model.updates.iter().filter(|u| u.over == Over::Group) {
+        for (name, init, reset) in &update.element_state {
+            let name = names::update_state(&update.name, name);
+            let buffer = p.buffer(&name);
+            let parts = vec![part(buffer, 0, p.buffers[buffer].shape.iter().product(), *init)];
+            resets.push(Reset { name, when: when(*reset), parts });
+        }
+    }
+    resets
+}
+
+/// Slot, observation and smoothing state are parts of one contract: they go back together.
+fn slot_parts(p: &Planner<'_>, slot: &Slot) -> Vec<ResetPart> {
+    let (len, stride) = (slot.len(), p.smoothing_stride);
+    let mut parts = vec![part(p.buffer("isv"), slot.index, len, 0.0)];
+    if slot.producer.is_some() {
+        parts.push(part(p.buffer("observed"), slot.scratch, len, 0.0));
+        parts.push(ResetPart { int: true, ..part(p.buffer("skipped"), slot.scratch, len, 0.0) });
+        parts.push(part(p.buffer("smoothing"), slot.scratch * stride, len * stride, 0.0));
+    }
+    parts
+}
+
+fn part(buffer: usize, start: usize, len: usize, value: f64) -> ResetPart {
+    ResetPart { buffer, start, len, value, int: false }
+}
+
+fn when(reset: entries::Reset) -> When {
+    match reset {
+        entries::Reset::Fold => When::Fold,
+        entries::Reset::Epoch => When::Epoch,
+        entries::Reset::Never => When::Never,
+    }
+}
+
+/// Tensors that the forward kernel stores for the adjoint, outputs aside.
+fn kept(eq: &StageEquations) -> BTreeSet<TensorId> {
+    let saved = eq.adjoint.iter().flat_map(|a| a.saved.iter().copied());
+    saved.filter(|id| eq.forward.tensors[*id].role != Role::Output).collect()
+}
+
+/// Parameter and tensor of each pointer of a block kernel.
+fn pointer_tensors(body: &BlockBody) -> Vec<(usize, TensorId)> {
+    body.homes.iter().filter_map(|(id, home)| Some((home.global?, *id))).collect()
+}
+
+fn param_total(network: &Network) -> usize {
+    network.params.iter().map(|p| p.len()).sum()
+}
+
+fn param_offset(network: &Network, path: &str) -> usize {
+    network.params.iter().find(|p| p.path == path).map_or(0, |p| p.offset)
+}
+
+fn scalar_elem(elem: Elem) -> Memory {
+    match elem {
+        Elem::Real => Memory::F32,
+        Elem::Int | Elem::Bool => Memory::I32,
+    }
+}

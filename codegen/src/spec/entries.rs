@@ -1,0 +1,371 @@
+//! The kinds of entry and their keys. The editor's JSON schema is made from these types.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use toml::Spanned;
+
+/// A string with its place in the file.
+pub type Str = Spanned<String>;
+/// Entries by name.
+pub type Named<T> = BTreeMap<Str, T>;
+
+/// `unio.toml`: what makes a folder a spec set.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Version of the spec language; 1.
+    #[schemars(with = "u32")]
+    pub version: Spanned<u32>,
+    /// Name of the set; the prefix of its symbols.
+    #[schemars(with = "String")]
+    pub name: Str,
+    /// Sets whose entries join this one's namespace: `unio:common`, or a relative path.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub include: Vec<Str>,
+}
+
+/// One file of a set, for the editor's schema.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SpecFile {
+    /// Named numbers.
+    #[serde(default, rename = "const")]
+    pub constant: BTreeMap<String, f64>,
+    /// Adaptive bounds with no producer in this set.
+    #[serde(default)]
+    pub slot: BTreeMap<String, Slot>,
+    /// Scalars that the host sets.
+    #[serde(default)]
+    pub state: BTreeMap<String, State>,
+    /// Smoothing laws.
+    #[serde(default)]
+    pub smoothing: BTreeMap<String, Smoothing>,
+    /// Signals and the slots they steer.
+    #[serde(default)]
+    pub producer: BTreeMap<String, Producer>,
+    /// Maps of one sample's tensors, one sample a CUDA block.
+    #[serde(default)]
+    pub block: BTreeMap<String, Block>,
+    /// State laws: optimizers, controllers, batch choice.
+    #[serde(default)]
+    pub update: BTreeMap<String, Update>,
+    /// Sets of trainable tensors that share an optimizer launch.
+    #[serde(default)]
+    pub group: BTreeMap<String, Group>,
+    /// Stages wired by name.
+    #[serde(default)]
+    pub model: BTreeMap<String, Model>,
+}
+
+/// When a slot or a state returns to its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Reset {
+    /// At the start of every fold.
+    Fold,
+    /// At the start of every epoch.
+    Epoch,
+    /// Never, once the run has begun.
+    Never,
+}
+
+/// Element type of a tensor or state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Elem {
+    /// The element type of the lowering: f32, or f64 in gradient checks.
+    #[default]
+    F32,
+    /// 32-bit integer.
+    I32,
+}
+
+/// A slot with no producer in this set.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Slot {
+    /// What it is.
+    pub doc: String,
+    /// Index in the ISV.
+    #[schemars(with = "Option<u32>")]
+    pub index: Option<Spanned<u32>>,
+    /// Kept free; nobody reads or writes it.
+    #[serde(default)]
+    pub reserved: bool,
+    /// Written by someone outside this set.
+    #[serde(default)]
+    pub external: bool,
+    /// When it returns to 0.
+    pub reset: Option<Reset>,
+}
+
+/// A scalar that the host sets between steps and kernels read.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// What it is.
+    pub doc: String,
+    /// Element type.
+    #[serde(default, rename = "type")]
+    pub elem: Elem,
+    /// Value at the start and after a reset.
+    #[serde(default)]
+    pub init: f64,
+    /// When it returns to its start.
+    pub reset: Option<Reset>,
+}
+
+/// A law that turns observations into a slot's value: an update over `mean` and the named states, given `x`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Smoothing {
+    /// The law in words, with its source.
+    pub doc: String,
+    /// Names of the states kept beside the mean, all of which start at 0.
+    #[schemars(with = "Vec<String>")]
+    pub state: Vec<Str>,
+    /// Equations: `next.mean` and `next.STATE` from `x`, `mean` and the states.
+    #[schemars(with = "String")]
+    pub math: Str,
+}
+
+/// A signal measured over buffers, and the slot it steers.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Producer {
+    /// What it measures and who needs it.
+    pub doc: String,
+    /// `"group"`: one launch and one member of each slot for every parameter group.
+    #[serde(rename = "for")]
+    #[schemars(with = "Option<String>")]
+    pub each: Option<Str>,
+    /// Names in the signal, and the buffers they stand for.
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub read: Named<Str>,
+    /// One signal, or several that share one read of the buffers.
+    pub signal: Signals,
+    /// Index of the slot (of its first member), where one signal stands alone.
+    #[schemars(with = "Option<u32>")]
+    pub slot: Option<Spanned<u32>>,
+    /// Smoothing law.
+    #[schemars(with = "String")]
+    pub smooth: Str,
+    /// When slot and smoothing state return to 0.
+    pub reset: Option<Reset>,
+    /// For people only: no reader is needed.
+    #[serde(default)]
+    pub monitoring: bool,
+}
+
+/// The signals of a producer.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Signals {
+    /// One, named as the producer.
+    One(#[schemars(with = "String")] Str),
+    /// Several by name.
+    Many(#[schemars(with = "BTreeMap<String, SignalKeys>")] Named<SignalKeys>),
+}
+
+/// One of several signals.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SignalKeys {
+    /// Index of its slot.
+    #[schemars(with = "Option<u32>")]
+    pub slot: Option<Spanned<u32>>,
+    /// The signal's expression.
+    #[schemars(with = "String")]
+    pub value: Str,
+    /// For people only: no reader is needed.
+    #[serde(default)]
+    pub monitoring: bool,
+}
+
+/// A tensor: its shape, or a table with more to say.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Tensor {
+    /// `"[H, I]"`
+    Shape(#[schemars(with = "String")] Str),
+    /// `{ shape = "[H]", type = "i32", init = "zeros" }`
+    Keys(TensorKeys),
+}
+
+/// The long form of a tensor.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TensorKeys {
+    /// Its shape.
+    #[schemars(with = "String")]
+    pub shape: Str,
+    /// Its element type.
+    #[serde(default, rename = "type")]
+    pub elem: Elem,
+    /// How a parameter starts.
+    #[schemars(with = "Option<String>")]
+    pub init: Option<Str>,
+}
+
+/// Equations over one sample's tensors.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Block {
+    /// What it computes, with its source.
+    pub doc: String,
+    /// Per-sample tensors that it reads; cotangents flow back through them.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, Tensor>")]
+    pub input: Named<Tensor>,
+    /// Tensors shared by all samples, without gradient; a leading `*` is any length.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, Tensor>")]
+    pub table: Named<Tensor>,
+    /// Trainable tensors.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, Tensor>")]
+    pub param: Named<Tensor>,
+    /// Per-sample tensors that it gives.
+    #[schemars(with = "BTreeMap<String, Tensor>")]
+    pub output: Named<Tensor>,
+    /// The equations.
+    #[schemars(with = "String")]
+    pub math: Str,
+}
+
+/// A state of an update.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UpdateState {
+    /// Element type.
+    #[serde(default, rename = "type")]
+    pub elem: Elem,
+    /// Value at the start and after a reset.
+    #[serde(default)]
+    pub init: f64,
+    /// When it returns to its start.
+    pub reset: Option<Reset>,
+    /// For people only: no reader is needed.
+    #[serde(default)]
+    pub monitoring: bool,
+}
+
+/// A state law, element by element.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Update {
+    /// The law in words, with its source.
+    pub doc: String,
+    /// `"group"`: every element of a parameter group; `"scalar"`: once; or `"b: B"`: over a size of the model.
+    #[schemars(with = "String")]
+    pub over: Str,
+    /// Name of the parameter in an update over a group; it is state too.
+    #[schemars(with = "Option<String>")]
+    pub param: Option<Str>,
+    /// Name of its reduced gradient.
+    #[schemars(with = "Option<String>")]
+    pub grad: Option<Str>,
+    /// State it keeps, an element for each element (over a group) or a scalar.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, UpdateState>")]
+    pub state: Named<UpdateState>,
+    /// Buffers it reads: names here, and what they stand for.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub read: Named<Str>,
+    /// Buffers it gives.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, Tensor>")]
+    pub output: Named<Tensor>,
+    /// Equations.
+    #[schemars(with = "String")]
+    pub math: Str,
+}
+
+/// Trainable tensors that share an optimizer launch.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// What it holds.
+    pub doc: String,
+    /// Patterns: `stage.param` or `stage.*`.
+    #[schemars(with = "Vec<String>")]
+    pub tensors: Vec<Str>,
+    /// The update that advances them.
+    #[schemars(with = "String")]
+    pub optimizer: Str,
+}
+
+/// Stages wired by name.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// What it models.
+    pub doc: String,
+    /// Sizes by name.
+    #[schemars(with = "BTreeMap<String, u32>")]
+    pub size: BTreeMap<Str, Spanned<u32>>,
+    /// Name of the size that counts the samples of a step.
+    #[schemars(with = "String")]
+    pub batch: Str,
+    /// Buffers that the run fills.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, Tensor>")]
+    pub external: Named<Tensor>,
+    /// The stages.
+    #[schemars(with = "BTreeMap<String, Stage>")]
+    pub stage: Named<Stage>,
+    /// Per-sample loss whose mean over the batch is made small.
+    #[schemars(with = "String")]
+    pub objective: Str,
+    /// Outputs that an evaluation reads: head name, and `stage.output`.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub head: Named<Str>,
+}
+
+/// One use of a block.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// The block.
+    #[schemars(with = "String")]
+    pub block: Str,
+    /// Inputs and tables of the block, and what they are wired to.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub input: Named<Str>,
+    /// Sizes that the inputs do not tell, where the name differs from the model's.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub size: Named<Str>,
+    /// The block is one step of a recurrence.
+    pub scan: Option<Scan>,
+    /// How it is laid out on the device; never changes its meaning.
+    #[serde(default)]
+    pub schedule: Schedule,
+}
+
+/// A recurrence over a size.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Scan {
+    /// The size that counts the steps.
+    #[schemars(with = "String")]
+    pub over: Str,
+    /// Inputs that carry the output of the step before, and that output; the first step sees 0.
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub carry: Named<Str>,
+}
+
+/// Layout on the device.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// Threads a block; a multiple of 32. Chosen from the sizes if left out.
+    #[schemars(with = "Option<u32>")]
+    pub threads: Option<Spanned<u32>>,
+}
