@@ -1,5 +1,13 @@
 //! Unio's code generator: spec text in, CUDA text and launch plans out.
+//!
+//! [`compile`] is the table of contents. Every stage is a module with types of its own and hands them to the next:
+//! `spec` (as written) → `model` (names resolved, checked) → `equations` (programs and adjoints, by `math`) → `plan`
+//! (kernels, storage, order) → `lower` (ready to print) → `emit` (text) → `write` (files).
+
+pub mod build;
+pub mod common;
 pub mod diagnostics;
+pub mod emit;
 pub mod equations;
 pub mod lower;
 pub mod math;
@@ -7,3 +15,44 @@ pub mod model;
 pub mod names;
 pub mod plan;
 pub mod spec;
+pub mod write;
+
+pub use build::build;
+pub use diagnostics::{Code, Diagnostics};
+pub use spec::SetFiles;
+pub use unio_interface as interface;
+
+/// What compiling a set gives.
+#[derive(Debug)]
+pub struct Compiled {
+    /// Data for the macro and the runtime.
+    pub artefacts: interface::Artefacts,
+    /// Text of the layout lock after this run.
+    pub lock: String,
+    /// Files below `kernels-generated/`: path and text.
+    pub mirror: std::collections::BTreeMap<String, String>,
+}
+
+/// Compiles a spec set: `set` with the sets it includes, and the text of its layout lock (empty if there is none).
+///
+/// # Errors
+/// All findings of the first stage that has any, each with code, place and cure.
+pub fn compile(set: &SetFiles, included: &[SetFiles], lock: &str) -> Result<Compiled, Diagnostics> {
+    let spec = spec::read(set, included)?;
+    let (model, lock) = model::resolve(&spec, &model::Lock::parse(lock))?;
+    let equations = equations::equations(&model)?;
+    let plan = plan::plan(&model, &equations)?;
+    let kernels = lower::lower(&plan, &model.files);
+    let emitted = emit::emit(&model, &equations, &plan, &kernels);
+    Ok(Compiled { artefacts: emitted.artefacts, lock: lock.render(), mirror: emitted.mirror })
+}
+
+/// Compiles a set given as texts, with the shipped sets it includes; for tests and tools.
+///
+/// # Errors
+/// As [`compile`]; `U0106` for an include that is not shipped.
+pub fn compile_texts(texts: &[(&str, &str)]) -> Result<Compiled, Diagnostics> {
+    let set = SetFiles::from_texts(texts.iter().copied());
+    let included = common::included(&set, None)?;
+    compile(&set, &included, "")
+}

@@ -14,7 +14,7 @@ pub struct Artefacts {
     pub fingerprint: String,
     /// Kernel texts by file.
     pub sources: Vec<Source>,
-    /// Kernels in the order of their symbols.
+    /// Kernels.
     pub kernels: Vec<Kernel>,
     /// Slots of the ISV.
     pub slots: Vec<Slot>,

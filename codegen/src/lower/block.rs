@@ -181,7 +181,7 @@ impl Lowerer<'_> {
             match (item.carry, step) {
                 (Carry::Next, Some((_, t))) => {
                     let next: Vec<String> = index.iter().enumerate().map(|(n, i)| if n == 0 { format!("({t} + 1)") } else { i.clone() }).collect();
-                    ops.push(Op::If { condition: format!("{t} + 1 < {}", shape[0]), body: vec![set(&next)] });
+                    ops.push(Op::If { condition: format!("{t} + 1 < {}", shape[0]), body: vec![set(&next)], otherwise: Vec::new() });
                 }
                 _ => ops.push(set(&index)),
             }
@@ -193,7 +193,7 @@ impl Lowerer<'_> {
         let total: usize = extents.iter().product();
         let threads = self.threads as usize;
         if names.is_empty() {
-            return Op::If { condition: "threadIdx.x == 0".into(), body };
+            return Op::If { condition: "threadIdx.x == 0".into(), body, otherwise: Vec::new() };
         }
         let single = names.len() == 1;
         let counter = if single { names[0].as_str() } else { element };
@@ -214,7 +214,7 @@ impl Lowerer<'_> {
         if total <= threads {
             let mut all = vec![Op::Let { ty: "int", name: counter.to_owned(), value: "threadIdx.x".into() }];
             all.extend(body);
-            return Op::If { condition: format!("threadIdx.x < {total}"), body: all };
+            return Op::If { condition: format!("threadIdx.x < {total}"), body: all, otherwise: Vec::new() };
         }
         Op::For { head: format!("int {counter} = threadIdx.x; {counter} < {total}; {counter} += {threads}"), body }
     }

@@ -87,7 +87,8 @@ impl Printer<'_> {
             Expr::Int(n) => if *n < 0 { Code { text: n.to_string(), level: UNARY } } else { Code::atom(n.to_string()) },
             Expr::Var(v) => Code::atom(self.vars.get(v).cloned().unwrap_or_else(|| format!("/* unbound {v} */"))),
             Expr::Load(tensor, index) => {
-                let text: Vec<String> = index.iter().map(|i| self.expr(i, before).at(TERM)).collect();
+                let level = if index.len() == 1 { SELECT } else { TERM };
+                let text: Vec<String> = index.iter().map(|i| self.expr(i, before).at(level)).collect();
                 self.places.load(*tensor, index, &text)
             }
             Expr::Scalar(s) => self.places.scalar(*s),

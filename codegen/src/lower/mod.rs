@@ -2,7 +2,7 @@
 
 mod block;
 mod expr;
-mod producer;
+pub mod producer;
 mod update;
 
 use unio_interface::{Access, Elem, Grid, KernelParam, Shared};
@@ -102,6 +102,8 @@ pub enum Op {
         condition: String,
         /// Inside.
         body: Vec<Op>,
+        /// After `else`, if anything.
+        otherwise: Vec<Op>,
     },
     /// `__syncthreads();`
     Barrier,

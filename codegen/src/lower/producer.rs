@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use unio_interface::{Grid, Shared};
 
 use super::expr::{Namer, Printer};
-use super::update::Equations;
+use super::update::{Equations, Pointer};
 use super::{KernelBody, Lowered, Op, SharedArray};
 use crate::math::{Expr, Role, StatisticKind, TensorId};
 use crate::plan::{KernelPlan, ProducerBody, SignalPlan};
 
-/// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa.
+/// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa. One a thread.
 pub const BINS: usize = 256;
 
 /// What the skeleton of producers is filled with.
@@ -37,6 +37,8 @@ pub struct SumText {
     pub before: Vec<Op>,
     /// The number added.
     pub value: String,
+    /// Name of the total over all elements, in f64.
+    pub total: String,
     /// Name of the result.
     pub result: String,
     /// The result from the total.
@@ -59,10 +61,11 @@ pub struct QuantileText {
 }
 
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {
-    for reserved in ["n", "e", "warp", "lane", "live", "share", "total", "counted", "partial"] {
+    for reserved in ["n", "e", "warp", "lane", "counted", "found", "partial", "bits", "inside", "bin", "first", "half"] {
         namer.unique(reserved);
     }
-    let pointers: BTreeMap<TensorId, String> = body.params.iter().map(|(id, param)| (*id, names[*param].clone())).collect();
+    let pointers: BTreeMap<TensorId, Pointer> =
+        body.params.iter().map(|(id, param)| (*id, Pointer { name: names[*param].clone(), first: 0 })).collect();
     let scalars: Vec<String> = body.scalars.iter().map(|s| names[*s].clone()).collect();
     let mut text = ProducerText { threads: kernel.threads, sums: Vec::new(), maxima: Vec::new(), quantiles: Vec::new(), signals: Vec::new() };
     let mut results = BTreeMap::new();
@@ -79,8 +82,12 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
             StatisticKind::Quantile(q) => {
                 text.quantiles.push(QuantileText { counts: format!("counts_{n}"), before, value, share: format!("{q:?}"), result });
             }
-            StatisticKind::Max => text.maxima.push(SumText { acc: format!("acc_{n}"), before, value, result, finish: "total".into() }),
-            kind => text.sums.push(SumText { acc: format!("acc_{n}"), before, value, result, finish: finish(kind).into() }),
+            kind => {
+                let total = format!("total_{n}");
+                let finish = finish(kind, &total);
+                let sum = SumText { acc: format!("acc_{n}"), before, value, total, result, finish };
+                if kind == StatisticKind::Max { text.maxima.push(sum) } else { text.sums.push(sum) }
+            }
         }
     }
     for signal in &body.signals {
@@ -103,13 +110,13 @@ fn measured(kind: StatisticKind, value: &Expr) -> Expr {
     }
 }
 
-/// The result from the exact total, in f64.
-fn finish(kind: StatisticKind) -> &'static str {
+/// The result from the total, in f64.
+fn finish(kind: StatisticKind, total: &str) -> String {
     match kind {
-        StatisticKind::Mean => "total / double(n)",
-        StatisticKind::Rms => "sqrt(total / double(n))",
-        StatisticKind::Norm => "sqrt(total)",
-        _ => "total",
+        StatisticKind::Mean => format!("{total} / double(n)"),
+        StatisticKind::Rms => format!("unio_sqrt({total} / double(n))"),
+        StatisticKind::Norm => format!("unio_sqrt({total})"),
+        _ => total.to_owned(),
     }
 }
 
@@ -139,7 +146,7 @@ fn smooth(
     signal: &SignalPlan,
     names: &[String],
     results: &BTreeMap<TensorId, String>,
-    pointers: &BTreeMap<TensorId, String>,
+    pointers: &BTreeMap<TensorId, Pointer>,
     scalars: &[String],
     namer: &Namer,
 ) -> Vec<Op> {
@@ -153,10 +160,10 @@ fn smooth(
     let namer = printer.namer;
     ops.push(Op::Let { ty: "float", name: x.clone(), value });
     ops.push(Op::Set { place: format!("{}[0]", names[signal.observed]), value: x.clone() });
-    ops.push(Op::If { condition: format!("unio_isfinite({x})"), body: law(body, signal, names, &x, namer) });
     let skipped = &names[signal.skipped];
     let count = Op::Set { place: format!("{skipped}[0]"), value: format!("{skipped}[0] + 1") };
-    ops.push(Op::If { condition: format!("!unio_isfinite({x})"), body: vec![count] });
+    let body = law(body, signal, names, &x, namer);
+    ops.push(Op::If { condition: format!("unio_isfinite({x})"), body, otherwise: vec![count] });
     ops
 }
 
@@ -166,8 +173,8 @@ fn law(body: &ProducerBody, signal: &SignalPlan, names: &[String], x: &str, name
     let mut pointers = BTreeMap::new();
     for (id, tensor) in law.tensors.iter().enumerate() {
         let place = match body.states.iter().position(|s| *s == tensor.name) {
-            Some(n) => format!("({} + {n})", names[signal.states]),
-            None => names[signal.slot].clone(),
+            Some(n) => Pointer { name: names[signal.states].clone(), first: n },
+            None => Pointer { name: names[signal.slot].clone(), first: 0 },
         };
         match tensor.role {
             Role::Input => {

@@ -13,7 +13,7 @@ use crate::plan::{KernelPlan, UpdateBody};
 pub(super) const MOST_BLOCKS: u32 = 256;
 
 pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], namer: Namer) -> Lowered {
-    let pointers = body.params.iter().map(|(id, param)| (*id, names[*param].clone())).collect();
+    let pointers = body.params.iter().map(|(id, param)| (*id, Pointer { name: names[*param].clone(), first: 0 })).collect();
     let scalars = body.scalars.iter().map(|s| names[*s].clone()).collect();
     let element = body.element.map(|var| (var, body.program.vars[var].name.clone()));
     let equations = Equations { program: &body.program, pointers, scalars, values: BTreeMap::new() };
@@ -31,12 +31,29 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], na
     Lowered { grid, shared: Shared::default(), arrays: Vec::new(), counted: body.len.is_none(), body: KernelBody::Ops(ops) }
 }
 
+/// A pointer, and the element at which a tensor begins.
+#[derive(Clone, Debug)]
+pub(super) struct Pointer {
+    pub(super) name: String,
+    pub(super) first: usize,
+}
+
+impl Pointer {
+    fn element(&self, index: &str) -> String {
+        match (self.first, index) {
+            (0, index) => format!("{}[{index}]", self.name),
+            (first, "0") => format!("{}[{first}]", self.name),
+            (first, index) => format!("{}[{first} + {index}]", self.name),
+        }
+    }
+}
+
 /// Equations with an old value and a `next` for each state.
 pub(super) struct Equations<'a> {
     /// The program.
     pub(super) program: &'a Program,
     /// Pointer of each tensor in memory; a state and its next share one.
-    pub(super) pointers: BTreeMap<TensorId, String>,
+    pub(super) pointers: BTreeMap<TensorId, Pointer>,
     /// Pointer of each slot and state that is read.
     pub(super) scalars: Vec<String>,
     /// Tensors that are values at hand.
@@ -50,7 +67,7 @@ impl Places for Equations<'_> {
         }
         let shape = &self.program.tensors[tensor].shape;
         match self.pointers.get(&tensor) {
-            Some(pointer) => Code::atom(format!("{pointer}[{}]", flat(shape, index))),
+            Some(pointer) => Code::atom(pointer.element(&flat(shape, index))),
             None => Code::atom(format!("/* homeless {tensor} */")),
         }
     }
@@ -83,7 +100,7 @@ impl Equations<'_> {
             ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value });
             if let Some(pointer) = self.pointers.get(&assign.tensor) {
                 let index: Vec<String> = assign.index.iter().filter_map(|v| vars.get(v).cloned()).collect();
-                stores.push(Op::Set { place: format!("{pointer}[{}]", flat(&tensor.shape, &index)), value: register.clone() });
+                stores.push(Op::Set { place: pointer.element(&flat(&tensor.shape, &index)), value: register.clone() });
             }
             self.values.insert(assign.tensor, register);
         }
@@ -98,7 +115,7 @@ impl Equations<'_> {
             let Some(pointer) = self.pointers.get(&id).filter(|_| is_element) else { continue };
             let index = if tensor.shape.is_empty() { "0" } else { element.unwrap_or("0") };
             let register = namer.unique(&format!("{}_", tensor.name));
-            ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value: format!("{pointer}[{index}]") });
+            ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value: pointer.element(index) });
             self.values.insert(id, register);
         }
         ops

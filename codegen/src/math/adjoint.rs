@@ -63,6 +63,16 @@ fn active_tensors(program: &Program, wanted: &BTreeSet<TensorId>) -> BTreeSet<Te
     }
 }
 
+/// The assignment through which a cotangent goes.
+struct Site {
+    tensor: TensorId,
+    /// Its index, and the variables of its sum.
+    free: Vec<VarId>,
+    /// Whether a sum is around.
+    reduced: bool,
+    loc: Loc,
+}
+
 struct Differentiator<'a> {
     forward: &'a Program,
     active: &'a BTreeSet<TensorId>,
@@ -217,8 +227,33 @@ impl Differentiator<'_> {
         let Some(parts) = self.contributions.remove(&id).or_else(|| self.always(id)) else { return false };
         let (bar, index) = self.bars[&id].clone();
         let value = parts.into_iter().fold(Expr::Real(0.0), Expr::add);
+        if let Some(same) = self.alias(bar, &index, &value) {
+            self.bars.insert(id, (same, index));
+            return true;
+        }
         self.out.push(Assign { tensor: bar, index, value, loc: loc.clone() });
         true
+    }
+
+    /// The cotangent that a local one merely repeats.
+    fn alias(&self, bar: TensorId, index: &[VarId], value: &Expr) -> Option<TensorId> {
+        let Expr::Load(same, at) = value else { return None };
+        let plain = at.iter().zip(index).all(|(a, v)| *a == Expr::Var(*v)) && at.len() == index.len();
+        let is_local = |t: TensorId| self.program.tensors[t].role == Role::Local;
+        (plain && is_local(bar) && is_local(*same)).then_some(*same)
+    }
+
+    /// Gives a cotangent that goes two ways a tensor of its own, so that it is computed once.
+    fn shared_seed(&mut self, seed: Expr, at: &Site) -> Expr {
+        if matches!(seed, Expr::Load(..) | Expr::Real(_)) || at.reduced {
+            return seed;
+        }
+        let of = &self.forward.tensors[at.tensor];
+        let count = self.program.tensors.iter().filter(|t| t.name.starts_with(&format!("d_{}_part", of.name))).count();
+        let name = format!("d_{}_part{}", of.name, count + 1);
+        let shared = self.program.add_tensor(Tensor { name, role: Role::Local, ..of.clone() });
+        self.out.push(Assign { tensor: shared, index: at.free.clone(), value: seed, loc: at.loc.clone() });
+        Expr::Load(shared, at.free.iter().copied().map(Expr::Var).collect())
     }
 
     /// Cotangents that leave the program are written even where they are zero.
@@ -235,15 +270,17 @@ impl Differentiator<'_> {
         let (bar, _) = self.bars[&assign.tensor];
         let seed = Expr::Load(bar, assign.index.iter().copied().map(Expr::Var).collect());
         let whole = Expr::Load(assign.tensor, assign.index.iter().copied().map(Expr::Var).collect());
+        let mut at = Site { tensor: assign.tensor, free: assign.index.clone(), reduced: false, loc: assign.loc.clone() };
         match &assign.value {
             Expr::Reduce(Reduction::Sum, vars, body) => {
-                let free: Vec<VarId> = assign.index.iter().chain(vars).copied().collect();
-                self.back(body, seed, None, &free, &assign.loc);
+                at.free.extend(vars);
+                at.reduced = true;
+                self.back(body, seed, None, &at);
             }
             Expr::Reduce(..) if self.is_active(&assign.value) => {
                 self.report.push(Code::NoAdjoint, &assign.loc, "a maximum or minimum over an index");
             }
-            value => self.back(value, seed, Some(&whole), &assign.index.clone(), &assign.loc),
+            value => self.back(value, seed, Some(&whole), &at),
         }
     }
 
@@ -252,36 +289,36 @@ impl Differentiator<'_> {
     }
 
     /// Sends the cotangent `seed` of `expr` to what `expr` reads. `whole` is where the value of `expr` itself is kept.
-    fn back(&mut self, expr: &Expr, seed: Expr, whole: Option<&Expr>, free: &[VarId], loc: &Loc) {
+    fn back(&mut self, expr: &Expr, seed: Expr, whole: Option<&Expr>, at: &Site) {
         if !self.is_active(expr) {
             return;
         }
         match expr {
-            Expr::Load(tensor, index) => self.contribute(*tensor, index, seed, free, loc),
-            Expr::Unary(op, a) => self.back_unary(*op, a, seed, whole, free, loc),
-            Expr::Binary(op, a, b) => self.back_binary(*op, (a, b), seed, whole, free, loc),
+            Expr::Load(tensor, index) => self.contribute(*tensor, index, seed, at),
+            Expr::Unary(op, a) => self.back_unary(*op, a, seed, whole, at),
+            Expr::Binary(op, a, b) => self.back_binary(*op, (a, b), seed, whole, at),
             Expr::Select(condition, a, b) => {
                 let zero = Expr::Real(0.0);
-                self.back(a, Expr::select((**condition).clone(), seed.clone(), zero.clone()), None, free, loc);
-                self.back(b, Expr::select((**condition).clone(), zero, seed), None, free, loc);
+                self.back(a, Expr::select((**condition).clone(), seed.clone(), zero.clone()), None, at);
+                self.back(b, Expr::select((**condition).clone(), zero, seed), None, at);
             }
-            Expr::Reduce(..) => self.report.push(Code::NoAdjoint, loc, "a reduction inside an expression"),
+            Expr::Reduce(..) => self.report.push(Code::NoAdjoint, &at.loc, "a reduction inside an expression"),
             Expr::Real(_) | Expr::Int(_) | Expr::Var(_) | Expr::Scalar(_) | Expr::ToReal(_) => {}
         }
     }
 
-    fn back_unary(&mut self, op: UnaryFn, a: &Expr, seed: Expr, whole: Option<&Expr>, free: &[VarId], loc: &Loc) {
+    fn back_unary(&mut self, op: UnaryFn, a: &Expr, seed: Expr, whole: Option<&Expr>, at: &Site) {
         let y = whole.cloned().unwrap_or_else(|| Expr::Unary(op, Box::new(a.clone())));
         let of = |f: UnaryFn| Expr::Unary(f, Box::new(a.clone()));
         let one = || Expr::Real(1.0);
         let slope = match op {
-            UnaryFn::Neg => return self.back(a, Expr::neg(seed), None, free, loc),
+            UnaryFn::Neg => return self.back(a, Expr::neg(seed), None, at),
             UnaryFn::Stop | UnaryFn::Not | UnaryFn::IsFinite | UnaryFn::Floor => return,
             UnaryFn::Abs => {
                 let positive = Expr::Binary(BinaryFn::Gt, Box::new(a.clone()), Box::new(Expr::Real(0.0)));
                 let negative = Expr::Binary(BinaryFn::Lt, Box::new(a.clone()), Box::new(Expr::Real(0.0)));
                 let below = Expr::select(negative, Expr::neg(seed.clone()), Expr::Real(0.0));
-                return self.back(a, Expr::select(positive, seed, below), None, free, loc);
+                return self.back(a, Expr::select(positive, seed, below), None, at);
             }
             UnaryFn::Exp => y,
             UnaryFn::Log => Expr::div(one(), a.clone()),
@@ -293,41 +330,47 @@ impl Differentiator<'_> {
             UnaryFn::Sin => of(UnaryFn::Cos),
             UnaryFn::Cos => Expr::neg(of(UnaryFn::Sin)),
         };
-        self.back(a, Expr::mul(seed, slope), None, free, loc);
+        self.back(a, Expr::mul(seed, slope), None, at);
     }
 
-    fn back_binary(&mut self, op: BinaryFn, (a, b): (&Expr, &Expr), seed: Expr, whole: Option<&Expr>, free: &[VarId], loc: &Loc) {
+    fn back_binary(&mut self, op: BinaryFn, (a, b): (&Expr, &Expr), seed: Expr, whole: Option<&Expr>, at: &Site) {
         match op {
+            BinaryFn::Add | BinaryFn::Sub if self.is_active(a) && self.is_active(b) => {
+                let seed = self.shared_seed(seed, at);
+                self.back(a, seed.clone(), None, at);
+                let other = if op == BinaryFn::Add { seed } else { Expr::neg(seed) };
+                self.back(b, other, None, at);
+            }
             BinaryFn::Add => {
-                self.back(a, seed.clone(), None, free, loc);
-                self.back(b, seed, None, free, loc);
+                self.back(a, seed.clone(), None, at);
+                self.back(b, seed, None, at);
             }
             BinaryFn::Sub => {
-                self.back(a, seed.clone(), None, free, loc);
-                self.back(b, Expr::neg(seed), None, free, loc);
+                self.back(a, seed.clone(), None, at);
+                self.back(b, Expr::neg(seed), None, at);
             }
             BinaryFn::Mul => {
-                self.back(a, Expr::mul(seed.clone(), b.clone()), None, free, loc);
-                self.back(b, Expr::mul(seed, a.clone()), None, free, loc);
+                self.back(a, Expr::mul(seed.clone(), b.clone()), None, at);
+                self.back(b, Expr::mul(seed, a.clone()), None, at);
             }
             BinaryFn::Div => {
                 let quotient = whole.cloned().unwrap_or_else(|| Expr::div(a.clone(), b.clone()));
-                self.back(a, Expr::div(seed.clone(), b.clone()), None, free, loc);
-                self.back(b, Expr::neg(Expr::div(Expr::mul(seed, quotient), b.clone())), None, free, loc);
+                self.back(a, Expr::div(seed.clone(), b.clone()), None, at);
+                self.back(b, Expr::neg(Expr::div(Expr::mul(seed, quotient), b.clone())), None, at);
             }
             // The first of two equal values takes the whole derivative.
             BinaryFn::Min | BinaryFn::Max => {
                 let compare = if op == BinaryFn::Max { BinaryFn::Ge } else { BinaryFn::Le };
                 let first = Expr::Binary(compare, Box::new(a.clone()), Box::new(b.clone()));
-                self.back(a, Expr::select(first.clone(), seed.clone(), Expr::Real(0.0)), None, free, loc);
-                self.back(b, Expr::select(first, Expr::Real(0.0), seed), None, free, loc);
+                self.back(a, Expr::select(first.clone(), seed.clone(), Expr::Real(0.0)), None, at);
+                self.back(b, Expr::select(first, Expr::Real(0.0), seed), None, at);
             }
             _ => {}
         }
     }
 
     /// Adds a contribution at `tensor[index]`, summed over the variables that the index does not name.
-    fn contribute(&mut self, tensor: TensorId, index: &[Expr], seed: Expr, free: &[VarId], loc: &Loc) {
+    fn contribute(&mut self, tensor: TensorId, index: &[Expr], seed: Expr, at: &Site) {
         if !self.active.contains(&tensor) {
             return;
         }
@@ -335,11 +378,11 @@ impl Differentiator<'_> {
         for part in index {
             match part {
                 Expr::Var(v) if !named.contains(v) => named.push(*v),
-                _ => return self.report.push(Code::GatherAdjoint, loc, format!("`{}` is gathered from here", self.forward.tensors[tensor].name)),
+                _ => return self.report.push(Code::GatherAdjoint, &at.loc, format!("`{}` is gathered from here", self.forward.tensors[tensor].name)),
             }
         }
         let own = self.own_vars(tensor);
-        let rest: Vec<VarId> = free.iter().copied().filter(|v| !named.contains(v)).collect();
+        let rest: Vec<VarId> = at.free.iter().copied().filter(|v| !named.contains(v)).collect();
         let fresh: Vec<VarId> = rest.iter().map(|v| self.renamed(*v)).collect();
         let from: Vec<VarId> = named.iter().chain(&rest).copied().collect();
         let to: Vec<VarId> = own.iter().chain(&fresh).copied().collect();

@@ -59,6 +59,8 @@ pub fn elaborate(declared: &[Declared], statements: &[Statement], scope: &Scope<
 
 /// The variable over the elements of measured buffers.
 const ELEMENT: &str = "e";
+/// The variable over the steps of a scan.
+const STEP: &str = "step";
 
 struct Elaborator<'a, 'r> {
     scope: &'a Scope<'a>,
@@ -90,7 +92,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             extents: Vec::new(),
             out: Vec::new(),
         };
-        e.step = scope.scan.as_ref().map(|(name, extent)| e.add_var(name, Some(*extent)));
+        e.step = scope.scan.as_ref().map(|(_, extent)| e.add_var(STEP, Some(*extent)));
         e.element = scope.element.as_ref().map(|(name, extent)| e.add_var(name, Some(*extent)));
         e
     }
@@ -432,7 +434,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         };
         let (x, y) = (self.expr(a), self.expr(b));
         let (x, y) = self.join(x, y, a, b);
-        Expr::Binary(f, Box::new(x), Box::new(y))
+        folded(f, &x, &y).unwrap_or_else(|| Expr::Binary(f, Box::new(x), Box::new(y)))
     }
 
     /// Both sides as one type: integers become real beside a real.
@@ -607,6 +609,18 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         };
         self.program
     }
+}
+
+/// Arithmetic of two numbers, in f64, so that `1 - 0.9` is rounded once.
+fn folded(f: BinaryFn, x: &Expr, y: &Expr) -> Option<Expr> {
+    let (Expr::Real(x), Expr::Real(y)) = (x, y) else { return None };
+    Some(Expr::Real(match f {
+        BinaryFn::Add => x + y,
+        BinaryFn::Sub => x - y,
+        BinaryFn::Mul => x * y,
+        BinaryFn::Div => x / y,
+        _ => return None,
+    }))
 }
 
 /// `x > 0 ? x : exp(min(x, 0)) - 1`; the minimum keeps the side not taken finite.

@@ -104,7 +104,12 @@ impl Normalizer {
     }
 
     fn existing(&self, value: &Expr, index: &[VarId]) -> Option<TensorId> {
-        let same = |a: &&Assign| a.index == index && a.value == *value && self.program.tensors[a.tensor].role == Role::Local;
+        let extents = |list: &[VarId]| list.iter().map(|v| self.program.vars[*v].extent).collect::<Vec<_>>();
+        let same = |a: &&Assign| {
+            self.program.tensors[a.tensor].role == Role::Local
+                && extents(&a.index) == extents(index)
+                && a.value == value.substitute(index, &a.index)
+        };
         self.before.iter().chain(&self.out).find(same).map(|a| a.tensor)
     }
 
@@ -115,10 +120,10 @@ impl Normalizer {
     }
 
     fn add_local(&mut self, value: &Expr, index: &[VarId], at: &Site) -> TensorId {
-        let count = self.program.tensors.iter().filter(|t| t.name.starts_with(&format!("{}_", at.name))).count();
+        let is_taken = |name: &str| self.program.tensors.iter().any(|t| t.name == name);
+        let name = (1..).map(|n| format!("{}_{n}", at.name)).find(|name| !is_taken(name)).unwrap_or_default();
         let shape = index.iter().map(|v| self.program.vars[*v].extent).collect();
         let elem = self.program.elem(value);
-        let name = format!("{}_{}", at.name, count + 1);
         self.program.add_tensor(Tensor { name, role: Role::Local, elem, shape, loc: at.loc.clone() })
     }
 }

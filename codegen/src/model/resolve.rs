@@ -112,7 +112,7 @@ impl Resolver<'_> {
                     smooth: Some(entry.keys.smooth.get_ref().clone()),
                     reset,
                     monitoring: entry.keys.monitoring || signal.monitoring,
-                    ..blank_slot(signal.name, &entry.keys.doc, &signal.loc)
+                    ..blank_slot(signal.name, signal.doc.unwrap_or(&entry.keys.doc), &signal.loc)
                 });
             }
         }
@@ -261,7 +261,7 @@ impl Resolver<'_> {
         for entry in &spec.updates {
             let is_optimizer = entry.keys.over.get_ref() == "group";
             if is_optimizer && !optimizers.contains(entry.name.as_str()) {
-                if entry.loc.file < spec.first_included {
+                if entry.loc.file < spec.first_included && network.is_some() {
                     self.report.push(Code::EntryUnused, &entry.loc, format!("no group has `{}` as its optimizer", entry.name));
                 }
                 continue;
@@ -291,6 +291,7 @@ impl Resolver<'_> {
             name: entry.name.clone(),
             doc: entry.keys.doc.clone(),
             over,
+            training_only: entry.keys.training_only,
             read,
             element_state,
             outputs,
@@ -406,6 +407,7 @@ fn blank_slot(name: &str, doc: &str, loc: &Loc) -> Slot {
 /// A signal of a producer, whichever way it is written.
 struct Signal<'a> {
     name: &'a str,
+    doc: Option<&'a str>,
     loc: Loc,
     value: &'a Str,
     slot: Option<u32>,
@@ -417,10 +419,17 @@ fn signals(entry: &Entry<entries::Producer>) -> Vec<Signal<'_>> {
     match &entry.keys.signal {
         Signals::One(value) => {
             let slot = number(&entry.keys.slot);
-            vec![Signal { name: &entry.name, loc: entry.loc.clone(), value, slot, monitoring: false }]
+            vec![Signal { name: &entry.name, doc: None, loc: entry.loc.clone(), value, slot, monitoring: false }]
         }
         Signals::Many(map) => crate::spec::names(entry.loc.file, map)
-            .map(|(name, loc, keys)| Signal { name, loc, value: &keys.value, slot: number(&keys.slot), monitoring: keys.monitoring })
+            .map(|(name, loc, keys)| Signal {
+                name,
+                doc: keys.doc.as_deref(),
+                loc,
+                value: &keys.value,
+                slot: number(&keys.slot),
+                monitoring: keys.monitoring,
+            })
             .collect(),
     }
 }

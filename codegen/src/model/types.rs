@@ -173,6 +173,8 @@ pub struct Update {
     pub doc: String,
     /// Iteration space.
     pub over: Over,
+    /// Whether an evaluation leaves it out.
+    pub training_only: bool,
     /// Names bound to buffers: `(name here, source)`; parameter and gradient among them.
     pub read: Vec<(String, Source)>,
     /// Per-element state: name, start, reset. Empty unless over a group.

@@ -48,6 +48,45 @@ pub(super) fn order(nodes: &[Node], report: &mut Report) -> (Vec<usize>, Vec<BTr
     (sorted, before)
 }
 
+/// The same order without edges that others imply.
+pub(super) fn direct(before: &[BTreeSet<usize>]) -> Vec<BTreeSet<usize>> {
+    let mut all: Vec<Option<BTreeSet<usize>>> = vec![None; before.len()];
+    for n in 0..before.len() {
+        ancestors(n, before, &mut all);
+    }
+    let implied = |n: usize, edge: usize| before[n].iter().any(|other| *other != edge && all[*other].as_ref().is_some_and(|a| a.contains(&edge)));
+    (0..before.len()).map(|n| before[n].iter().copied().filter(|edge| !implied(n, *edge)).collect()).collect()
+}
+
+fn ancestors(n: usize, before: &[BTreeSet<usize>], all: &mut Vec<Option<BTreeSet<usize>>>) -> BTreeSet<usize> {
+    if let Some(known) = &all[n] {
+        return known.clone();
+    }
+    // A cycle was reported already; here it must only end.
+    all[n] = Some(BTreeSet::new());
+    let mut found = before[n].clone();
+    for earlier in &before[n] {
+        found.extend(ancestors(*earlier, before, all));
+    }
+    all[n] = Some(found.clone());
+    found
+}
+
+/// An evaluation leaves out what needs a gradient, however far away.
+pub(super) fn restrict_evaluation(nodes: &mut [Node]) {
+    loop {
+        let training = |n: &&Node| !n.evaluates;
+        let values: BTreeSet<String> = nodes.iter().filter(training).flat_map(|n| n.gives.iter().chain(&n.writes).cloned()).collect();
+        let kept: BTreeSet<String> = nodes.iter().filter(|n| n.evaluates).flat_map(|n| n.gives.iter().cloned()).collect();
+        let needs = |n: &Node| {
+            let read_now = n.reads.iter().filter(|(when, _)| *when != When::Prev).map(|(_, name)| name);
+            n.needs.iter().filter(|v| !kept.contains(*v)).chain(read_now).any(|v| values.contains(v))
+        };
+        let Some(next) = nodes.iter().position(|n| n.evaluates && needs(n)) else { return };
+        nodes[next].evaluates = false;
+    }
+}
+
 fn edges(nodes: &[Node]) -> Vec<BTreeSet<usize>> {
     let mut before = vec![BTreeSet::new(); nodes.len()];
     let mut givers: BTreeMap<&str, Vec<usize>> = BTreeMap::new();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use unio_interface::{Access, Elem as Memory, ResetPart, Role as Outer, When};
 
-use super::order::{Node, order};
+use super::order::{Node, direct, order, restrict_evaluation};
 use super::{BlockBody, Body, Buffer, KernelPlan, Launch, Param, Plan, ProducerBody, Reset, SignalPlan, UpdateBody, block, memory_elem};
 use crate::diagnostics::{Code, Loc, Report};
 use crate::equations::{Equations, Reader, StageEquations};
@@ -19,8 +19,10 @@ const ELEMENT_THREADS: u32 = 256;
 const REDUCED: &str = "grads";
 /// Value that stands for "all optimizers have run".
 const UPDATED: &str = "params";
-/// Value that stands for "every forward and adjoint kernel has run".
+/// Value that stands for "every adjoint has written its part of the scratch".
 const SCRATCH: &str = "gradient_scratch";
+/// Value that stands for "nobody reads this step's parameters any more".
+const READ: &str = "params read";
 
 /// Plans a set.
 pub(super) fn plan(model: &Model, equations: &Equations, report: &mut Report) -> Plan {
@@ -205,14 +207,14 @@ impl<'a> Planner<'a> {
             Some(_) => {
                 gives.insert(UPDATED.to_owned());
                 needs.insert(REDUCED.to_owned());
-                needs.insert(SCRATCH.to_owned());
+                needs.insert(READ.to_owned());
             }
             None => writes.extend(self.model.states.iter().filter(|s| s.writer.as_ref() == Some(&update.name)).map(|s| s.name.clone())),
         }
         let name = group_name.map_or(update.name.clone(), |g| format!("{}[{g}]", update.name));
         let count = group.map(|g| g.range.1 - g.range.0);
         let reads = Self::scalar_reads(program, group_name);
-        let evaluates = group.is_none();
+        let evaluates = group.is_none() && !update.training_only;
         self.nodes.push(Node { name, kernel, count, args, needs, gives, reads, writes, evaluates, loc: update.loc.clone() });
     }
 
@@ -288,12 +290,11 @@ impl<'a> Planner<'a> {
     fn add_forward(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) -> usize {
         let keep = kept(eq);
         let planned = block::plan(&eq.forward, &keep, network.batch, param_total(network), stage.threads);
-        let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, planned, "forward");
-        needs.remove(SCRATCH);
+        let (kernel, args, needs) = self.add_block_kernel(network, stage, eq, planned, "forward");
         let gives = eq.forward.tensors.iter().filter(|t| t.role == Role::Output).map(|t| names::stage_value(&stage.name, &t.name));
         let mut gives: BTreeSet<String> = gives.collect();
-        gives.insert(SCRATCH.to_owned());
-        self.add_block_node(stage, eq, &eq.forward, kernel, args, needs, gives, "forward");
+        gives.insert(READ.to_owned());
+        self.add_block_node(stage, &eq.forward, kernel, args, needs, gives, "forward");
         kernel
     }
 
@@ -303,13 +304,13 @@ impl<'a> Planner<'a> {
         let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, planned, "adjoint");
         needs.extend(eq.forward.tensors.iter().filter(|t| t.role == Role::Output).map(|t| names::stage_value(&stage.name, &t.name)));
         let mut gives: BTreeSet<String> = eq.wanted.iter().map(|i| names::stage_cotangent(&stage.name, i)).collect();
-        gives.insert(SCRATCH.to_owned());
-        self.add_block_node(stage, eq, &adjoint.program, kernel, args, needs, gives, "adjoint");
+        gives.extend([SCRATCH.to_owned(), READ.to_owned()]);
+        self.add_block_node(stage, &adjoint.program, kernel, args, needs, gives, "adjoint");
         Some(kernel)
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn add_block_node(&mut self, stage: &Stage, _eq: &StageEquations, program: &Program, kernel: usize, args: Vec<(usize, usize)>, needs: BTreeSet<String>, gives: BTreeSet<String>, what: &str) {
+    fn add_block_node(&mut self, stage: &Stage, program: &Program, kernel: usize, args: Vec<(usize, usize)>, needs: BTreeSet<String>, gives: BTreeSet<String>, what: &str) {
         self.nodes.push(Node {
             name: format!("{}.{what}", stage.name),
             kernel,
@@ -549,7 +550,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn finish(self, stages: Vec<(String, usize, Option<usize>)>, report: &mut Report) -> Plan {
+    fn finish(mut self, stages: Vec<(String, usize, Option<usize>)>, report: &mut Report) -> Plan {
+        restrict_evaluation(&mut self.nodes);
         let (sorted, before) = order(&self.nodes, report);
         let train = launches(&self.nodes, &sorted, &before, |_| true);
         let evaluate = launches(&self.nodes, &sorted, &before, |n| n.evaluates);
@@ -561,6 +563,7 @@ impl<'a> Planner<'a> {
 fn launches(nodes: &[Node], sorted: &[usize], before: &[BTreeSet<usize>], select: impl Fn(&Node) -> bool) -> Vec<Launch> {
     let chosen: Vec<usize> = sorted.iter().copied().filter(|n| select(&nodes[*n])).collect();
     let place = |n: &usize| chosen.iter().position(|c| c == n);
+    let before = direct(before);
     let launch = |n: &usize| Launch {
         name: nodes[*n].name.clone(),
         kernel: nodes[*n].kernel,

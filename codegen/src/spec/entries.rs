@@ -1,9 +1,13 @@
 //! The kinds of entry and their keys. The editor's JSON schema is made from these types.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
 /// A string with its place in the file.
@@ -161,7 +165,7 @@ pub struct Producer {
 }
 
 /// The signals of a producer.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, JsonSchema)]
 #[serde(untagged)]
 pub enum Signals {
     /// One, named as the producer.
@@ -174,6 +178,8 @@ pub enum Signals {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SignalKeys {
+    /// What it measures; the producer's own text if left out.
+    pub doc: Option<String>,
     /// Index of its slot.
     #[schemars(with = "Option<u32>")]
     pub slot: Option<Spanned<u32>>,
@@ -186,7 +192,7 @@ pub struct SignalKeys {
 }
 
 /// A tensor: its shape, or a table with more to say.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, JsonSchema)]
 #[serde(untagged)]
 pub enum Tensor {
     /// `"[H, I]"`
@@ -262,6 +268,9 @@ pub struct Update {
     /// `"group"`: every element of a parameter group; `"scalar"`: once; or `"b: B"`: over a size of the model.
     #[schemars(with = "String")]
     pub over: Str,
+    /// Whether it is part of the optimization alone, so that an evaluation leaves it out.
+    #[serde(default)]
+    pub training_only: bool,
     /// Name of the parameter in an update over a group; it is state too.
     #[schemars(with = "Option<String>")]
     pub param: Option<Str>,
@@ -368,4 +377,56 @@ pub struct Schedule {
     /// Threads a block; a multiple of 32. Chosen from the sizes if left out.
     #[schemars(with = "Option<u32>")]
     pub threads: Option<Spanned<u32>>,
+}
+
+/// A string, or a table of keys. Written by hand because serde's untagged enums lose all spans.
+enum TextOr<T> {
+    Text(String),
+    Keys(T),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TextOrVisitor(PhantomData))
+    }
+}
+
+struct TextOrVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrVisitor<T> {
+    type Value = TextOr<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a table")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(TextOr::Text(text.to_owned()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(TextOr::Keys)
+    }
+}
+
+impl<'de> Deserialize<'de> for Tensor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Spanned::<TextOr<TensorKeys>>::deserialize(deserializer)?;
+        let span = value.span();
+        Ok(match value.into_inner() {
+            TextOr::Text(shape) => Tensor::Shape(Spanned::new(span, shape)),
+            TextOr::Keys(keys) => Tensor::Keys(keys),
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Signals {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Spanned::<TextOr<Named<SignalKeys>>>::deserialize(deserializer)?;
+        let span = value.span();
+        Ok(match value.into_inner() {
+            TextOr::Text(signal) => Signals::One(Spanned::new(span, signal)),
+            TextOr::Keys(signals) => Signals::Many(signals),
+        })
+    }
 }

@@ -52,7 +52,7 @@ impl Real {
 ///
 /// Compile with `-DUNIO_REAL=float` or `double`, `--fmad=false` and no fast math; [`super::nvrtc::compile`] does all that.
 pub fn prelude() -> &'static str {
-    include_str!("prelude/unio.cuh")
+    concat!(include_str!("prelude/unio.cuh"), include_str!("prelude/statistics.cuh"))
 }
 
 pub(crate) fn emulator_prelude() -> &'static str {

@@ -1,0 +1,150 @@
+//! CUDA text, through handlebars skeletons.
+
+use std::collections::BTreeMap;
+
+use handlebars::{Handlebars, no_escape};
+use serde::Serialize;
+use serde_json::json;
+use unio_interface::{KernelParam, Source};
+
+use crate::lower::producer::{BINS, ProducerText, SumText};
+use crate::lower::{Kernel, KernelBody, Op, REDUCER_COLUMNS, REDUCER_ROWS, SharedArray, c_type, pointer_macro};
+use crate::names;
+
+/// One file an entry, in the order of their names.
+pub(super) fn sources(set: &str, kernels: &[Kernel]) -> Vec<Source> {
+    let mut by_entry: BTreeMap<&str, Vec<&Kernel>> = BTreeMap::new();
+    for kernel in kernels {
+        by_entry.entry(&kernel.entry).or_default().push(kernel);
+    }
+    let skeletons = skeletons();
+    let files = by_entry.into_iter();
+    files.map(|(entry, kernels)| Source { path: names::kernel_file(set, entry), text: file(&skeletons, set, &kernels) }).collect()
+}
+
+fn skeletons() -> Handlebars<'static> {
+    let mut skeletons = Handlebars::new();
+    skeletons.register_escape_fn(no_escape);
+    skeletons.set_strict_mode(true);
+    let templates = [
+        ("file", include_str!("../../templates/file.cu.hbs")),
+        ("producer", include_str!("../../templates/producer.cu.hbs")),
+        ("reduce_axis0", include_str!("../../templates/reduce_axis0.cu.hbs")),
+    ];
+    for (name, text) in templates {
+        // A broken template is a fault of this crate; its text then says so, and no compiler takes it.
+        if let Err(error) = skeletons.register_template_string(name, text) {
+            let _ = skeletons.register_template_string(name, format!("#error template {name}: {error}"));
+        }
+    }
+    skeletons
+}
+
+fn render(skeletons: &Handlebars<'_>, name: &str, data: &impl Serialize) -> String {
+    skeletons.render(name, data).unwrap_or_else(|error| format!("#error template {name}: {error}\n"))
+}
+
+fn file(skeletons: &Handlebars<'_>, set: &str, kernels: &[&Kernel]) -> String {
+    let kernels: Vec<_> = kernels
+        .iter()
+        .map(|k| {
+            json!({
+                "comment": k.comment.iter().flat_map(|c| wrap(c, 112)).collect::<Vec<_>>(),
+                "threads": k.threads,
+                "symbol": k.symbol,
+                "params": k.params.iter().map(param).collect::<Vec<_>>(),
+                "arrays": k.arrays.iter().map(array).collect::<Vec<_>>(),
+                "body": body(skeletons, k),
+            })
+        })
+        .collect();
+    render(skeletons, "file", &json!({ "set": set, "kernels": kernels }))
+}
+
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.last_mut().filter(|line| line.is_empty() || line.len() + 1 + word.len() <= width);
+        match last {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+fn param(param: &KernelParam) -> String {
+    match param {
+        KernelParam::Buffer { name, elem, access, .. } => format!("{}({}, {name})", pointer_macro(*access), c_type(*elem)),
+        KernelParam::Count { name } => format!("int {name}"),
+    }
+}
+
+fn array(array: &SharedArray) -> serde_json::Value {
+    json!({ "ty": array.ty, "name": array.name, "offset": array.offset })
+}
+
+fn body(skeletons: &Handlebars<'_>, kernel: &Kernel) -> String {
+    let text = match &kernel.body {
+        KernelBody::Ops(body) => ops(body, 1),
+        KernelBody::Producer(text) => render(skeletons, "producer", &producer(text)),
+        KernelBody::ReduceAxis0 { batch } => render(
+            skeletons,
+            "reduce_axis0",
+            &json!({ "columns": REDUCER_COLUMNS, "rows": REDUCER_ROWS, "half": REDUCER_ROWS / 2, "batch": batch }),
+        ),
+    };
+    text.trim_end_matches('\n').to_owned()
+}
+
+fn producer(text: &ProducerText) -> serde_json::Value {
+    let sum = |s: &SumText| {
+        json!({
+            "acc": s.acc, "before": ops(&s.before, 3).trim_end(), "value": s.value,
+            "total": s.total, "result": s.result, "finish": s.finish,
+        })
+    };
+    let quantiles: Vec<_> = text
+        .quantiles
+        .iter()
+        .map(|q| json!({ "counts": q.counts, "before": ops(&q.before, 3).trim_end(), "value": q.value, "share": q.share, "result": q.result }))
+        .collect();
+    json!({
+        "threads": text.threads,
+        "half": text.threads / 2,
+        "row_total": text.threads as usize / 32 * BINS,
+        "sums": text.sums.iter().map(sum).collect::<Vec<_>>(),
+        "maxima": text.maxima.iter().map(sum).collect::<Vec<_>>(),
+        "quantiles": quantiles,
+        "signals": ops(&text.signals, 2).trim_end(),
+    })
+}
+
+/// Statements as lines, indented by four spaces a level.
+fn ops(list: &[Op], level: usize) -> String {
+    let indent = "    ".repeat(level);
+    let mut text = String::new();
+    for op in list {
+        let line = match op {
+            Op::Comment(comment) => format!("// {comment}"),
+            Op::Let { ty, name, value } => format!("const {ty} {name} = {value};"),
+            Op::Var { ty, name, value } => format!("{ty} {name} = {value};"),
+            Op::Set { place, value } => format!("{place} = {value};"),
+            Op::Barrier => "__syncthreads();".to_owned(),
+            Op::For { head, body } => format!("for ({head}) {{\n{}{indent}}}", ops(body, level + 1)),
+            Op::If { condition, body, otherwise } if otherwise.is_empty() => {
+                format!("if ({condition}) {{\n{}{indent}}}", ops(body, level + 1))
+            }
+            Op::If { condition, body, otherwise } => {
+                let (body, otherwise) = (ops(body, level + 1), ops(otherwise, level + 1));
+                format!("if ({condition}) {{\n{body}{indent}}} else {{\n{otherwise}{indent}}}")
+            }
+        };
+        text.push_str(&format!("{indent}{line}\n"));
+    }
+    text
+}

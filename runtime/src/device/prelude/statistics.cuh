@@ -1,0 +1,68 @@
+
+// Counting without atomics, for quantiles of magnitudes: the order of a float's bits is that of its value.
+#ifndef UNIO_STATISTICS
+#define UNIO_STATISTICS
+#define UNIO_BINS 256
+
+// Adds one to each lane's bin in the warp's own row; lanes that share a bin elect one of them. Other bins count nothing.
+UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
+    const unsigned peers = __match_any_sync(0xffffffffu, bin);
+    if (bin < UNIO_BINS && lane == __ffs(peers) - 1) {
+        row[bin] = row[bin] + __popc(peers);
+    }
+    __syncwarp();
+}
+
+// counted[b] = how many lie in bins 0 to b, over the rows of all warps. Takes a block of UNIO_BINS threads.
+UNIO_DEVICE void unio_scan(const int* rows, int* counted) {
+    const int bin = threadIdx.x;
+    int total = 0;
+    for (int warp = 0; warp < UNIO_BINS / 32; ++warp) {
+        total += rows[warp * UNIO_BINS + bin];
+    }
+    counted[bin] = total;
+    __syncthreads();
+    for (int step = 1; step < UNIO_BINS; step *= 2) {
+        const int below = bin >= step ? counted[bin - step] : 0;
+        __syncthreads();
+        counted[bin] += below;
+        __syncthreads();
+    }
+}
+
+// found = bin that holds the rank, how many lie below it, how many lie in it.
+UNIO_DEVICE void unio_find(const int* counted, int rank, int* found) {
+    if (threadIdx.x < 3) {
+        found[threadIdx.x] = 0;
+    }
+    __syncthreads();
+    const int bin = threadIdx.x;
+    const int below = bin > 0 ? counted[bin - 1] : 0;
+    if (below < rank && rank <= counted[bin]) {
+        found[0] = bin;
+        found[1] = below;
+        found[2] = counted[bin] - below;
+    }
+    __syncthreads();
+}
+
+// The smallest rank, from 1, at which a share of so many elements lies at or below.
+UNIO_DEVICE int unio_rank(double share, int count) {
+    const double exact = share * count;
+    const int whole = int(exact);
+    const int rank = double(whole) < exact ? whole + 1 : whole;
+    return rank < 1 ? 1 : rank;
+}
+
+// The value at a rank within the bin of 8 exponent and 8 mantissa bits, interpolated. The lowest bin is 0.
+UNIO_DEVICE float unio_bin_value(int exponent, int mantissa, int rank, int count) {
+    const unsigned low = unsigned(exponent) << 23 | unsigned(mantissa) << 15;
+    if (low == 0u) {
+        return 0.0f;
+    }
+    const float bottom = __uint_as_float(low);
+    const float top = __uint_as_float(low | 0x7fffu);
+    return unio_fma(top - bottom, (float(rank) - 0.5f) / float(count), bottom);
+}
+
+#endif

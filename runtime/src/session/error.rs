@@ -1,0 +1,139 @@
+use crate::device::DeviceError;
+
+/// What can go wrong with a session. Each message ends with what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The device could not do it.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The set describes no model.
+    #[error("spec set `{set}` has no model to run; add a [model.NAME] table to it")]
+    NoModel {
+        /// The set.
+        set: String,
+    },
+    /// The artefacts contradict themselves.
+    #[error("spec set `{set}`, {place}: {reason}; generate it again with the generator of this library's version")]
+    Artefacts {
+        /// The set.
+        set: String,
+        /// Where: a launch, buffer, slot, …
+        place: String,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// A typed handle that is not of this session's set.
+    #[error("spec set `{set}` has no {what} `{name}` at place {index}; use the constants that were made from this set")]
+    Foreign {
+        /// The set.
+        set: String,
+        /// `buffer`, `state` or `slot`.
+        what: &'static str,
+        /// The handle's name.
+        name: String,
+        /// The handle's place.
+        index: usize,
+    },
+    /// A name that is none.
+    #[error("spec set `{set}` has no {what} `{name}`; it has: {known}")]
+    Unknown {
+        /// The set.
+        set: String,
+        /// `buffer`, `state`, `slot` or `stage`.
+        what: &'static str,
+        /// The name asked for.
+        name: String,
+        /// All names there are.
+        known: String,
+    },
+    /// Values in another number than the buffer has.
+    #[error("buffer `{buffer}` holds {len} elements and {given} were given; give exactly {len}")]
+    Length {
+        /// The buffer.
+        buffer: String,
+        /// Its elements.
+        len: usize,
+        /// The values given.
+        given: usize,
+    },
+    /// Values that do not fill whole rows.
+    #[error("buffer `{buffer}` has rows of {row} elements and {given} elements were given; give whole rows")]
+    Rows {
+        /// The buffer.
+        buffer: String,
+        /// Elements of one row.
+        row: usize,
+        /// The values given.
+        given: usize,
+    },
+    /// Fewer values than the kernels read.
+    #[error("buffer `{buffer}`: the step reads {least} elements of it and {given} were given; give at least {least}")]
+    TooShort {
+        /// The buffer.
+        buffer: String,
+        /// Elements that a launch reads.
+        least: usize,
+        /// The values given.
+        given: usize,
+    },
+    /// Integers where there are reals, or the reverse.
+    #[error("{what} `{name}` holds {stored} and was used as {asked}; use {stored}")]
+    ElementType {
+        /// `buffer` or `state`.
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// What it holds.
+        stored: &'static str,
+        /// What was asked for.
+        asked: &'static str,
+    },
+    /// Buffers that the run fills and has not.
+    #[error("not filled yet: {names}; write these buffers before the step runs or they are read")]
+    Unbound {
+        /// The buffers.
+        names: String,
+    },
+    /// A launch failed.
+    #[error("launch `{launch}`: {source}")]
+    Launch {
+        /// Its name in the plan.
+        launch: String,
+        /// The device's reason.
+        source: DeviceError,
+    },
+    /// A kernel that exists in f32 only, in a session of f64.
+    #[error("launch `{launch}` reads `{buffer}` as {asked} and this session stores {stored}; run it in an f32 session")]
+    WrongReal {
+        /// Its name in the plan.
+        launch: String,
+        /// The buffer.
+        buffer: String,
+        /// What the kernel reads.
+        asked: &'static str,
+        /// What the buffer holds.
+        stored: &'static str,
+    },
+    /// A stage through which no gradient flows.
+    #[error("stage `{stage}` has no {direction} kernel in the step; check gradients only of stages that have one")]
+    NoKernel {
+        /// The stage.
+        stage: String,
+        /// `forward` or `adjoint`.
+        direction: &'static str,
+    },
+    /// A slot family's member that is none.
+    #[error("slot `{slot}` has {members} members, counted from 0, and member {member} was asked for; ask for one it has")]
+    Member {
+        /// The family.
+        slot: String,
+        /// Its members.
+        members: usize,
+        /// The member asked for.
+        member: usize,
+    },
+}
+
+/// Results of a session.
+pub type Result<T, E = SessionError> = std::result::Result<T, E>;

@@ -1,0 +1,130 @@
+//! Launches, prepared once.
+
+use unio_interface::{Arg, Artefacts, KernelParam, Launch, Program};
+
+use super::check;
+use super::convert::Stored;
+use super::error::{Result, SessionError};
+use crate::device::{LaunchConfig, Real};
+
+/// The launches of a phase, in order.
+pub(super) struct Sequence {
+    pub(super) launches: Vec<Prepared>,
+    /// Buffers that the run fills and a launch reads.
+    pub(super) external: Vec<usize>,
+}
+
+/// A launch; only the addresses are missing.
+pub(super) struct Prepared {
+    pub(super) name: String,
+    pub(super) kernel: usize,
+    pub(super) config: LaunchConfig,
+    pub(super) places: Vec<Place>,
+    wrong_real: Option<WrongReal>,
+}
+
+/// Where an argument comes from.
+#[derive(Clone, Copy)]
+pub(super) enum Place {
+    /// A buffer from a byte on.
+    Buffer { buffer: usize, offset: usize },
+    /// A number of elements.
+    Count(i32),
+}
+
+/// A buffer that a kernel reads as another type of real than this session stores.
+struct WrongReal {
+    buffer: String,
+    asked: &'static str,
+    stored: &'static str,
+}
+
+impl Sequence {
+    pub(super) fn new(artefacts: &Artefacts, program: &Program, launches: &[Launch], real: Real) -> Self {
+        let prepare = |launch| Prepared::new(artefacts, program, launch, real);
+        let launches: Vec<Prepared> = launches.iter().map(prepare).collect();
+        let runs = launches.iter().filter(|launch| launch.config.grid > 0);
+        let mut external: Vec<usize> = runs.flat_map(Prepared::buffers).collect();
+        external.retain(|buffer| program.buffers[*buffer].external);
+        external.sort_unstable();
+        external.dedup();
+        Self { launches, external }
+    }
+
+    pub(super) fn of_kernel(&self, kernel: usize) -> Option<&Prepared> {
+        self.launches.iter().find(|launch| launch.kernel == kernel)
+    }
+}
+
+impl Prepared {
+    fn new(artefacts: &Artefacts, program: &Program, launch: &Launch, real: Real) -> Self {
+        let kernel = &artefacts.kernels[launch.kernel];
+        let place = |arg: &Arg| match *arg {
+            Arg::Count(n) => Place::Count(n),
+            Arg::Buffer { buffer, start } => {
+                let size = Stored::of(program.buffers[buffer].elem, real).size();
+                Place::Buffer { buffer, offset: start.saturating_mul(size) }
+            }
+        };
+        let shared = kernel.shared.total(if real == Real::F64 { 8 } else { 4 });
+        Self {
+            name: launch.name.clone(),
+            kernel: launch.kernel,
+            config: LaunchConfig::new(launch.grid, kernel.threads).shared(shared),
+            places: launch.args.iter().map(place).collect(),
+            wrong_real: wrong_real(artefacts, program, launch, real),
+        }
+    }
+
+    pub(super) fn buffers(&self) -> impl Iterator<Item = usize> + '_ {
+        self.places.iter().filter_map(|place| match place {
+            Place::Buffer { buffer, .. } => Some(*buffer),
+            Place::Count(_) => None,
+        })
+    }
+
+    /// Kernels outside differentiable blocks exist in f32 only.
+    pub(super) fn fits_real(&self) -> Result<()> {
+        let Some(wrong) = &self.wrong_real else {
+            return Ok(());
+        };
+        Err(SessionError::WrongReal {
+            launch: self.name.clone(),
+            buffer: wrong.buffer.clone(),
+            asked: wrong.asked,
+            stored: wrong.stored,
+        })
+    }
+}
+
+/// Elements that the launches of a program need of each buffer.
+pub(super) fn least(artefacts: &Artefacts, program: &Program) -> Vec<usize> {
+    let mut least = vec![0; program.buffers.len()];
+    for launch in program.train.iter().chain(&program.evaluate) {
+        let kernel = &artefacts.kernels[launch.kernel];
+        for (param, arg) in kernel.params.iter().zip(&launch.args) {
+            if let Arg::Buffer { buffer, start } = *arg {
+                let end = start.saturating_add(check::least(kernel, launch, param));
+                least[buffer] = end.max(least[buffer]);
+            }
+        }
+    }
+    least
+}
+
+fn wrong_real(artefacts: &Artefacts, program: &Program, launch: &Launch, real: Real) -> Option<WrongReal> {
+    let params = &artefacts.kernels[launch.kernel].params;
+    params.iter().zip(&launch.args).find_map(|(param, arg)| {
+        let (KernelParam::Buffer { elem, .. }, Arg::Buffer { buffer, .. }) = (param, arg) else {
+            return None;
+        };
+        let buffer = &program.buffers[*buffer];
+        let (asked, stored) = (Stored::of(*elem, real), Stored::of(buffer.elem, real));
+        // Of one size is enough: integers lie in words of the f32 state buffer.
+        (asked.size() != stored.size()).then(|| WrongReal {
+            buffer: buffer.name.clone(),
+            asked: asked.name(),
+            stored: stored.name(),
+        })
+    })
+}
