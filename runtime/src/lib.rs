@@ -8,6 +8,7 @@
 //! | [`device`] | opens a card or the emulator, compiles kernel texts, launches them |
 //! | [`session`] | a loaded spec set: buffers, states, slots, resets, a step |
 //! | [`checkpoint`] | saves a session to one file and restores it, bit for bit |
+//! | [`launcher`] | what the generated launchers of single kernels are made of |
 //! | [`random`] | random numbers as pure functions of seed, name and position |
 //! | [`data`] | bars in, training arrays out |
 //! | [`metrics`] | figures of merit |
@@ -16,11 +17,13 @@
 pub mod checkpoint;
 pub mod data;
 pub mod device;
+pub mod launcher;
 pub mod metrics;
 pub mod random;
 pub mod session;
 
 pub use unio_interface as interface;
+pub use unio_macros::specs;
 pub use unio_interface::When;
 
 pub use checkpoint::CheckpointError;

@@ -1,6 +1,6 @@
 //! What the generator promises, checked once, so that no index is wrong afterwards.
 
-use unio_interface::{Arg, Artefacts, Elem, Kernel, KernelParam, Launch, Program, Reset, Role};
+use unio_interface::{Arg, Artefacts, Elem, KernelParam, Launch, Program, Reset, Role};
 
 use super::error::{Result, SessionError};
 use super::{ISV, OBSERVED, PARAMS, SKIPPED, SMOOTHING, STATE};
@@ -49,7 +49,10 @@ impl Check<'_> {
         for kernel in kernels {
             let bytes = 8 * u64::from(kernel.shared.reals) + u64::from(kernel.shared.bytes);
             if kernel.source >= self.artefacts.sources.len() || u32::try_from(bytes).is_err() {
-                return self.wrong(format!("kernel `{}`", kernel.symbol), "has no text or too much shared memory");
+                return self.wrong(
+                    format!("kernel `{}`", kernel.symbol),
+                    "has no text or too much shared memory",
+                );
             }
         }
         for stage in &self.program.stages {
@@ -90,7 +93,12 @@ impl Check<'_> {
 
     /// A range of the buffer of this name.
     fn part(&self, place: &str, name: &str, elem: Elem, start: usize, len: usize) -> Result<()> {
-        match self.program.buffers.iter().position(|b| b.name == name && b.elem == elem) {
+        match self
+            .program
+            .buffers
+            .iter()
+            .position(|b| b.name == name && b.elem == elem)
+        {
             Some(buffer) => self.range(place, buffer, start, len),
             None => self.wrong(place, format!("there is no buffer `{name}` of its type")),
         }
@@ -101,7 +109,7 @@ impl Check<'_> {
         let Some(found) = self.program.buffers.get(buffer) else {
             return self.wrong(place, format!("there is no buffer {buffer}"));
         };
-        let end = start.checked_add(len).unwrap_or(usize::MAX);
+        let end = start.saturating_add(len);
         if found.len.is_some_and(|held| end > held) {
             let reason = format!("`{}` ends before element {end}", found.name);
             return self.wrong(place, reason);
@@ -137,7 +145,7 @@ impl Check<'_> {
             match (param, arg) {
                 (KernelParam::Count { .. }, Arg::Count(n)) if *n >= 0 => {}
                 (KernelParam::Buffer { .. }, Arg::Buffer { buffer, start }) => {
-                    self.range(&place, *buffer, *start, least(kernel, launch, param))?;
+                    self.range(&place, *buffer, *start, least(launch, param))?;
                 }
                 _ => return self.wrong(place, "an argument is not what its parameter takes"),
             }
@@ -147,23 +155,24 @@ impl Check<'_> {
 }
 
 /// Elements that a launch needs behind a pointer, as far as the kernel says.
-pub(super) fn least(kernel: &Kernel, launch: &Launch, param: &KernelParam) -> usize {
+pub(super) fn least(launch: &Launch, param: &KernelParam) -> usize {
     let count = |arg: &Arg| match arg {
         Arg::Count(n) => usize::try_from(*n).ok(),
         Arg::Buffer { .. } => None,
     };
     match param {
-        KernelParam::Count { .. } => 0,
         KernelParam::Buffer { len: Some(len), .. } => *len,
         // Element-wise: what is not a table of its own length has one element for each that is counted.
-        KernelParam::Buffer { role, .. } if matches!(role, Role::State | Role::Reduced | Role::Output) => {
-            debug_assert_eq!(kernel.params.len(), launch.args.len());
-            launch.args.iter().filter_map(count).max().unwrap_or(0)
-        }
-        KernelParam::Buffer { .. } => 0,
+        KernelParam::Buffer {
+            role: Role::State | Role::Reduced | Role::Output,
+            ..
+        } => launch.args.iter().filter_map(count).max().unwrap_or(0),
+        KernelParam::Buffer { .. } | KernelParam::Count { .. } => 0,
     }
 }
 
-pub(super) fn product(shape: &[usize]) -> Option<usize> {
-    shape.iter().try_fold(1usize, |product, extent| product.checked_mul(*extent))
+pub(crate) fn product(shape: &[usize]) -> Option<usize> {
+    shape
+        .iter()
+        .try_fold(1usize, |product, extent| product.checked_mul(*extent))
 }

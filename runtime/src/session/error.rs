@@ -124,7 +124,9 @@ pub enum SessionError {
         direction: &'static str,
     },
     /// A slot family's member that is none.
-    #[error("slot `{slot}` has {members} members, counted from 0, and member {member} was asked for; ask for one it has")]
+    #[error(
+        "slot `{slot}` has {members} members, counted from 0, and member {member} was asked for; ask for one it has"
+    )]
     Member {
         /// The family.
         slot: String,

@@ -63,7 +63,10 @@ impl Prepared {
             Arg::Count(n) => Place::Count(n),
             Arg::Buffer { buffer, start } => {
                 let size = Stored::of(program.buffers[buffer].elem, real).size();
-                Place::Buffer { buffer, offset: start.saturating_mul(size) }
+                Place::Buffer {
+                    buffer,
+                    offset: start.saturating_mul(size),
+                }
             }
         };
         let shared = kernel.shared.total(if real == Real::F64 { 8 } else { 4 });
@@ -104,7 +107,7 @@ pub(super) fn least(artefacts: &Artefacts, program: &Program) -> Vec<usize> {
         let kernel = &artefacts.kernels[launch.kernel];
         for (param, arg) in kernel.params.iter().zip(&launch.args) {
             if let Arg::Buffer { buffer, start } = *arg {
-                let end = start.saturating_add(check::least(kernel, launch, param));
+                let end = start.saturating_add(check::least(launch, param));
                 least[buffer] = end.max(least[buffer]);
             }
         }

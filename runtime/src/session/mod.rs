@@ -17,19 +17,22 @@
 
 use std::fmt;
 
-use unio_interface::{Access, Arg as Planned, Artefacts, Buffer, Init, KernelParam, Program, Reset, ResetPart, When};
+use unio_interface::{Artefacts, Buffer, Init, Program, Reset, ResetPart, When};
 
 use crate::device::{Arg, CompileOptions, Device, Kernel, Memory, Real, Source};
 use crate::random::Stream;
 
+mod access;
 mod check;
 mod convert;
 mod error;
 mod handles;
+mod inspect;
 mod launch;
 
 pub use error::{Result, SessionError};
 pub use handles::{BufferOf, Element, Scalar, SlotOf, StateOf};
+pub use inspect::NonFinite;
 
 pub(crate) use check::product;
 pub(crate) use convert::Stored;
@@ -62,17 +65,6 @@ pub enum Direction {
     Adjoint,
 }
 
-/// The first number found that is NaN or infinite.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NonFinite {
-    /// The buffer.
-    pub buffer: String,
-    /// The element.
-    pub index: usize,
-    /// The number.
-    pub value: f64,
-}
-
 /// A spec set on a device.
 ///
 /// The session owns the memory of every buffer. Nothing is allocated after the run's own buffers are written.
@@ -100,7 +92,9 @@ impl Session {
     /// Errors: the set has no model; artefacts that contradict themselves; a text that does not compile or lacks a
     /// kernel; memory.
     pub fn new(device: &Device, artefacts: &Artefacts, real: Real) -> Result<Self> {
-        let no_model = || SessionError::NoModel { set: artefacts.set.clone() };
+        let no_model = || SessionError::NoModel {
+            set: artefacts.set.clone(),
+        };
         let program = artefacts.program.clone().ok_or_else(no_model)?;
         check::check(artefacts, &program)?;
         let mut session = Self {
@@ -111,7 +105,11 @@ impl Session {
             least: launch::least(artefacts, &program),
             train: Sequence::new(artefacts, &program, &program.train, real),
             evaluate: Sequence::new(artefacts, &program, &program.evaluate, real),
-            artefacts: Artefacts { sources: Vec::new(), program: None, ..artefacts.clone() },
+            artefacts: Artefacts {
+                sources: Vec::new(),
+                program: None,
+                ..artefacts.clone()
+            },
             program,
         };
         session.start()?;
@@ -126,7 +124,10 @@ impl Session {
         let sequence = self.sequence(phase);
         self.bound(&sequence.external)?;
         let mut args = Vec::new();
-        sequence.launches.iter().try_for_each(|launch| self.launch(launch, &mut args))
+        sequence
+            .launches
+            .iter()
+            .try_for_each(|launch| self.launch(launch, &mut args))
     }
 
     /// Launches one kernel of a stage with the arguments it has in the step; for gradient checks.
@@ -146,7 +147,10 @@ impl Session {
             stage: stage.into(),
             direction: name,
         })?;
-        let unbound: Vec<usize> = launch.buffers().filter(|buffer| self.memories[*buffer].is_none()).collect();
+        let unbound: Vec<usize> = launch
+            .buffers()
+            .filter(|buffer| self.memories[*buffer].is_none())
+            .collect();
         self.bound(&unbound)?;
         self.launch(launch, &mut Vec::new())
     }
@@ -165,7 +169,8 @@ impl Session {
                 Init::Uniform(bound) => bound * stream.symmetric(at),
             };
             let len = product(&param.shape).unwrap_or(0) as u64;
-            let bytes: Vec<u8> = (0..len).flat_map(|at| stored.encode(value(at), false)).collect();
+            let values: Vec<f64> = (0..len).map(value).collect();
+            let bytes = convert::encode(&values, stored).ok_or_else(|| self.wrong_type::<f64>(buffer))?;
             self.memory(buffer)?.write_at(param.offset * stored.size(), &bytes)?;
         }
         Ok(())
@@ -181,7 +186,9 @@ impl Session {
             When::Never => false,
         };
         let due: Vec<&Reset> = self.artefacts.resets.iter().filter(due).collect();
-        due.iter().flat_map(|reset| &reset.parts).try_for_each(|part| self.apply(part))?;
+        due.iter()
+            .flat_map(|reset| &reset.parts)
+            .try_for_each(|part| self.apply(part))?;
         Ok(due.into_iter().map(|reset| reset.name.clone()).collect())
     }
 
@@ -211,135 +218,6 @@ impl Session {
     }
 }
 
-/// Reading and writing through the constants that `unio::specs!()` makes.
-impl Session {
-    /// Overwrites a buffer. A buffer without a fixed length is allocated by its first write, and again when the number
-    /// of elements changes; it needs whole rows, and as many elements as the step reads.
-    ///
-    /// Errors: a wrong number of elements; integers for reals or the reverse; a constant of another set.
-    pub fn write<T: Element>(&mut self, buffer: BufferOf<T>, values: &[T]) -> Result<()> {
-        let index = self.own_buffer(buffer)?;
-        self.write_index(index, values)
-    }
-
-    /// All elements of a buffer, after all launches before.
-    ///
-    /// Errors: the run has not filled it; integers for reals or the reverse; a constant of another set.
-    pub fn read<T: Element>(&self, buffer: BufferOf<T>) -> Result<Vec<T>> {
-        self.read_index(self.own_buffer(buffer)?)
-    }
-
-    /// A scalar state, after all launches before. Errors: a constant of another set or of the wrong type.
-    pub fn state<T: Scalar>(&self, state: StateOf<T>) -> Result<T> {
-        let word = self.own_state(state)?;
-        Ok(T::from_word(self.word(STATE, word)?))
-    }
-
-    /// Sets a scalar state. Errors: as for [`Session::state`].
-    pub fn set_state<T: Scalar>(&mut self, state: StateOf<T>, value: T) -> Result<()> {
-        let word = self.own_state(state)?;
-        self.set_word(word, value.to_word())
-    }
-
-    /// A member of a slot family, by its place in [`SlotOf::members`]; 0 for a single slot.
-    ///
-    /// Errors: no such member; a constant of another set.
-    pub fn slot(&self, slot: SlotOf, member: usize) -> Result<f32> {
-        let found = self.artefacts.slots.iter().find(|s| s.name == slot.name && s.index == slot.index);
-        let Some(found) = found else {
-            return Err(self.foreign("slot", slot.name, slot.index));
-        };
-        let members = found.members.len().max(1);
-        if member >= members {
-            return Err(SessionError::Member { slot: slot.name.into(), members, member });
-        }
-        self.word(ISV, slot.index + member).map(f32::from_bits)
-    }
-
-    /// All slots, by their index in the ISV.
-    pub fn isv(&self) -> Result<Vec<f32>> {
-        match self.index_of(ISV) {
-            Some(index) => self.read_index(index),
-            None => Ok(Vec::new()),
-        }
-    }
-}
-
-/// Reading and writing by name, for tools and tests.
-impl Session {
-    /// What is known of a buffer. Errors: no such name.
-    pub fn buffer_named(&self, name: &str) -> Result<&Buffer> {
-        Ok(&self.program.buffers[self.named(name)?])
-    }
-
-    /// [`Session::write`] by name.
-    pub fn write_named<T: Element>(&mut self, name: &str, values: &[T]) -> Result<()> {
-        self.write_index(self.named(name)?, values)
-    }
-
-    /// [`Session::read`] by name.
-    pub fn read_named<T: Element>(&self, name: &str) -> Result<Vec<T>> {
-        self.read_index(self.named(name)?)
-    }
-
-    /// Overwrites a buffer of reals, whatever their type in this session; in f32 the values are rounded.
-    pub fn write_real(&mut self, name: &str, values: &[f64]) -> Result<()> {
-        self.write_named(name, values)
-    }
-
-    /// All elements of a buffer of reals, whatever their type in this session.
-    pub fn read_real(&self, name: &str) -> Result<Vec<f64>> {
-        self.read_named(name)
-    }
-
-    /// A scalar state as a number, be it real or integer. Errors: no such name.
-    pub fn state_named(&self, name: &str) -> Result<f64> {
-        let state = self.state_of(name)?;
-        let word = self.word(STATE, state.word)?;
-        Ok(if state.int { f64::from(word as i32) } else { f64::from(f32::from_bits(word)) })
-    }
-
-    /// Sets a scalar state; an integer takes the whole part. Errors: no such name.
-    pub fn set_state_named(&mut self, name: &str, value: f64) -> Result<()> {
-        let state = self.state_of(name)?;
-        let (word, int) = (state.word, state.int);
-        self.set_word(word, if int { value as i32 as u32 } else { (value as f32).to_bits() })
-    }
-
-    /// The members of a slot family, in order; one value for a single slot. Errors: no such name.
-    pub fn slot_named(&self, name: &str) -> Result<Vec<f32>> {
-        let slots = &self.artefacts.slots;
-        let Some(slot) = slots.iter().find(|s| s.name == name) else {
-            return Err(self.unknown("slot", name, slots.iter().map(|s| &s.name)));
-        };
-        let isv = self.isv()?;
-        Ok(isv[slot.index..slot.index + slot.members.len().max(1)].to_vec())
-    }
-
-    /// Any buffer as numbers; integers that lie in words of a real buffer are shown as the integers they are.
-    ///
-    /// Errors: no such name; the run has not filled it.
-    pub fn dump(&self, name: &str) -> Result<Vec<f64>> {
-        self.dump_index(self.named(name)?)
-    }
-
-    /// The first NaN or infinity: first among buffers that the training step only reads, then among the others, in the
-    /// order in which the step first writes them. Buffers that the run has not filled are passed over.
-    pub fn first_non_finite(&self) -> Result<Option<NonFinite>> {
-        for buffer in self.scan_order() {
-            if self.memories[buffer].is_none() {
-                continue;
-            }
-            let values = self.dump_index(buffer)?;
-            if let Some(index) = values.iter().position(|value| !value.is_finite()) {
-                let buffer = self.program.buffers[buffer].name.clone();
-                return Ok(Some(NonFinite { buffer, index, value: values[index] }));
-            }
-        }
-        Ok(None)
-    }
-}
-
 /// What checkpoints need.
 impl Session {
     pub(crate) fn index_of(&self, name: &str) -> Option<usize> {
@@ -352,7 +230,9 @@ impl Session {
 
     /// Elements of a buffer; `None` until the run fills it.
     pub(crate) fn len(&self, buffer: usize) -> Option<usize> {
-        self.memories[buffer].as_ref().map(|memory| memory.len() / self.stored(buffer).size())
+        self.memories[buffer]
+            .as_ref()
+            .map(|memory| memory.len() / self.stored(buffer).size())
     }
 
     pub(crate) fn memory(&self, buffer: usize) -> Result<&Memory> {
@@ -405,8 +285,12 @@ impl Session {
             return Ok(());
         }
         let missing = buffers.iter().filter(|buffer| self.memories[**buffer].is_none());
-        let names: Vec<String> = missing.map(|b| format!("`{}`", self.program.buffers[*b].name)).collect();
-        Err(SessionError::Unbound { names: names.join(", ") })
+        let names: Vec<String> = missing
+            .map(|b| format!("`{}`", self.program.buffers[*b].name))
+            .collect();
+        Err(SessionError::Unbound {
+            names: names.join(", "),
+        })
     }
 
     /// `args` is the caller's, so that a step allocates one list and no launch another.
@@ -423,162 +307,14 @@ impl Session {
             });
         }
         let kernel = &self.kernels[launch.kernel];
-        // SAFETY: the generator promises that a kernel reads and writes no more behind each pointer than its parameter's
-        // length, or the launch's count, says; `check` and `write` saw to it that the memories are that long, and
-        // `fits_real` that elements have the size the kernel was compiled for.
+        // SAFETY: the generator promises that a kernel touches no more behind each pointer than its parameter's length,
+        // or the launch's count, says; `check` and `write` saw to it that the memories are that long, and `fits_real`
+        // that elements have the size the kernel was compiled for.
         let launched = unsafe { kernel.launch(&launch.config, args) };
-        launched.map_err(|source| SessionError::Launch { launch: launch.name.clone(), source })
-    }
-
-    fn write_index<T: Element>(&mut self, index: usize, values: &[T]) -> Result<()> {
-        let stored = self.stored(index);
-        let bytes = convert::encode(values, stored).ok_or_else(|| self.wrong_type::<T>(index))?;
-        self.fits(index, values.len())?;
-        if self.len(index) != Some(values.len()) {
-            self.memories[index] = Some(self.device.alloc(bytes.len())?);
-        }
-        Ok(self.memory(index)?.write(&bytes)?)
-    }
-
-    /// Whether a buffer may have so many elements.
-    fn fits(&self, index: usize, given: usize) -> Result<()> {
-        let (buffer, least) = (&self.program.buffers[index], self.least[index]);
-        let name = || buffer.name.clone();
-        if let Some(len) = buffer.len {
-            return match len == given {
-                true => Ok(()),
-                false => Err(SessionError::Length { buffer: name(), len, given }),
-            };
-        }
-        let row = buffer.shape.get(1..).and_then(product).unwrap_or(1).max(1);
-        if !given.is_multiple_of(row) {
-            return Err(SessionError::Rows { buffer: name(), row, given });
-        }
-        match given >= least {
-            true => Ok(()),
-            false => Err(SessionError::TooShort { buffer: name(), least, given }),
-        }
-    }
-
-    fn read_index<T: Element>(&self, index: usize) -> Result<Vec<T>> {
-        let memory = self.memory(index)?;
-        let values = convert::decode(memory, self.stored(index)).ok_or_else(|| self.wrong_type::<T>(index))?;
-        Ok(values?)
-    }
-
-    fn dump_index(&self, index: usize) -> Result<Vec<f64>> {
-        match self.stored(index) {
-            Stored::F64 => self.read_index(index),
-            Stored::I32 => Ok(self.read_index::<i32>(index)?.into_iter().map(f64::from).collect()),
-            Stored::F32 => {
-                let values = self.read_index::<f32>(index)?;
-                let mut wide: Vec<f64> = values.iter().copied().map(f64::from).collect();
-                for at in self.integer_words(index) {
-                    wide[at] = f64::from(values[at].to_bits() as i32);
-                }
-                Ok(wide)
-            }
-        }
-    }
-
-    /// Elements of a buffer of reals whose bits are integers.
-    fn integer_words(&self, buffer: usize) -> impl Iterator<Item = usize> + '_ {
-        let is_state = self.program.buffers[buffer].name == STATE;
-        let states = self.artefacts.states.iter().filter(move |state| is_state && state.int).map(|state| state.word);
-        let parts = self.artefacts.resets.iter().flat_map(|reset| &reset.parts);
-        let parts = parts.filter(move |part| part.int && part.buffer == buffer);
-        states.chain(parts.flat_map(|part| part.start..part.start + part.len))
-    }
-
-    fn scan_order(&self) -> Vec<usize> {
-        let mut written = Vec::new();
-        for launch in &self.program.train {
-            for (param, arg) in self.artefacts.kernels[launch.kernel].params.iter().zip(&launch.args) {
-                let (KernelParam::Buffer { access, .. }, Planned::Buffer { buffer, .. }) = (param, arg) else {
-                    continue;
-                };
-                if *access != Access::In && !written.contains(buffer) {
-                    written.push(*buffer);
-                }
-            }
-        }
-        let only_read = (0..self.program.buffers.len()).filter(|buffer| !written.contains(buffer));
-        only_read.chain(written.iter().copied()).collect()
-    }
-
-    fn word(&self, buffer: &str, word: usize) -> Result<u32> {
-        let mut bytes = [0; 4];
-        let memory = self.memory(self.named(buffer)?)?;
-        memory.read_at(word * 4, &mut bytes)?;
-        Ok(u32::from_le_bytes(bytes))
-    }
-
-    fn set_word(&mut self, word: usize, value: u32) -> Result<()> {
-        let memory = self.memory(self.named(STATE)?)?;
-        Ok(memory.write_at(word * 4, &value.to_le_bytes())?)
-    }
-
-    fn named(&self, name: &str) -> Result<usize> {
-        let names = self.program.buffers.iter().map(|b| &b.name);
-        self.index_of(name).ok_or_else(|| self.unknown("buffer", name, names))
-    }
-
-    fn state_of(&self, name: &str) -> Result<&unio_interface::State> {
-        let states = &self.artefacts.states;
-        let found = states.iter().find(|state| state.name == name);
-        found.ok_or_else(|| self.unknown("state", name, states.iter().map(|s| &s.name)))
-    }
-
-    fn own_buffer<T>(&self, handle: BufferOf<T>) -> Result<usize> {
-        let own = self.program.buffers.get(handle.index).is_some_and(|b| b.name == handle.name);
-        own.then_some(handle.index).ok_or_else(|| self.foreign("buffer", handle.name, handle.index))
-    }
-
-    fn own_state<T: Scalar>(&self, handle: StateOf<T>) -> Result<usize> {
-        let mut states = self.artefacts.states.iter();
-        let Some(state) = states.find(|s| s.name == handle.name && s.word == handle.word) else {
-            return Err(self.foreign("state", handle.name, handle.word));
-        };
-        let name = |int| if int { "i32" } else { "f32" };
-        match state.int == T::INT {
-            true => Ok(state.word),
-            false => Err(SessionError::ElementType {
-                what: "state",
-                name: state.name.clone(),
-                stored: name(state.int),
-                asked: name(T::INT),
-            }),
-        }
-    }
-
-    fn wrong_type<T: Element>(&self, index: usize) -> SessionError {
-        SessionError::ElementType {
-            what: "buffer",
-            name: self.program.buffers[index].name.clone(),
-            stored: self.stored(index).name(),
-            asked: T::OWN.name(),
-        }
-    }
-
-    fn foreign(&self, what: &'static str, name: &str, index: usize) -> SessionError {
-        SessionError::Foreign { set: self.artefacts.set.clone(), what, name: name.into(), index }
-    }
-
-    fn unknown<'a>(
-        &self,
-        what: &'static str,
-        name: &str,
-        known: impl Iterator<Item = &'a String>,
-    ) -> SessionError {
-        let known: Vec<&str> = known.map(String::as_str).collect();
-        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-        SessionError::Unknown { set: self.artefacts.set.clone(), what, name: name.into(), known }
-    }
-}
-
-impl fmt::Display for NonFinite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}`[{}] is {}", self.buffer, self.index, self.value)
+        launched.map_err(|source| SessionError::Launch {
+            launch: launch.name.clone(),
+            source,
+        })
     }
 }
 
@@ -595,7 +331,10 @@ impl fmt::Debug for Session {
 
 /// All kernels, in the artefacts' order.
 fn load(device: &Device, artefacts: &Artefacts, real: Real) -> Result<Vec<Kernel>> {
-    let sources = artefacts.sources.iter().map(|source| Source { name: &source.path, text: &source.text });
+    let sources = artefacts.sources.iter().map(|source| Source {
+        name: &source.path,
+        text: &source.text,
+    });
     let sources: Vec<Source<'_>> = sources.collect();
     let modules = device.load_all(&sources, &CompileOptions { real })?;
     let kernel = |kernel: &unio_interface::Kernel| Ok(modules[kernel.source].kernel(&kernel.symbol)?);

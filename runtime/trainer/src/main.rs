@@ -1,1 +1,5 @@
-fn main(){}
+//! trainer
+unio::specs!();
+fn main() {
+    println!("{}", perception::FINGERPRINT);
+}

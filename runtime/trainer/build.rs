@@ -1,0 +1,5 @@
+//! Generates the spec sets that this crate expands.
+
+fn main() {
+    unio_codegen::build();
+}

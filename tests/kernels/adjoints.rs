@@ -1,0 +1,123 @@
+//! Every derived adjoint against central differences of its own generated forward kernels, in f64.
+
+use unio::device::Real;
+use unio::interface::Artefacts;
+use unio::random::Stream;
+use unio::{Phase, Session};
+use unio_tests::{compile_run, device};
+
+/// Elements of one tensor that are varied; larger tensors are sampled.
+const ELEMENTS: usize = 24;
+/// Step of the central difference.
+const STEP: f64 = 1e-5;
+/// Largest error, relative to the larger of 1 and the gradient.
+const TOLERANCE: f64 = 1e-6;
+
+#[test]
+fn two_step_scan() {
+    check("two_step_scan", &[]);
+}
+
+#[test]
+fn functions() {
+    for size in [1, 3, 33] {
+        check("functions", &[("I", size)]);
+    }
+}
+
+#[test]
+fn cfc_at_odd_sizes() {
+    check("cfc", &[]);
+    check("cfc", &[("K", 1), ("I", 1), ("U", 1), ("H", 1)]);
+    check("cfc", &[("K", 3), ("I", 33), ("U", 3), ("H", 33)]);
+}
+
+#[test]
+fn pool_at_odd_sizes() {
+    check("pool", &[]);
+    check("pool", &[("K", 1), ("H", 1), ("A", 1)]);
+    check("pool", &[("K", 33), ("H", 3), ("A", 33)]);
+}
+
+#[test]
+fn head_at_odd_sizes() {
+    for size in [1, 3, 33] {
+        check("head", &[("I", size)]);
+    }
+}
+
+fn check(name: &str, sizes: &[(&str, usize)]) {
+    let artefacts = compile_run(name, sizes).artefacts;
+    let worst = Checker::new(&artefacts).worst();
+    assert!(worst.1 < TOLERANCE, "{name} {sizes:?}: {} is off by {:e}", worst.0, worst.1);
+}
+
+struct Checker<'a> {
+    artefacts: &'a Artefacts,
+    session: Session,
+    params: Vec<f64>,
+    objective: String,
+}
+
+impl<'a> Checker<'a> {
+    fn new(artefacts: &'a Artefacts) -> Self {
+        let mut session = Session::new(&device().unwrap(), artefacts, Real::F64).unwrap();
+        let program = artefacts.program.as_ref().unwrap();
+        for buffer in program.buffers.iter().filter(|b| b.external) {
+            let stream = Stream::new(7, &buffer.name);
+            let values: Vec<f64> = (0..buffer.len.unwrap()).map(|n| 1.0 + 0.5 * stream.symmetric(n as u64)).collect();
+            session.write_real(&buffer.name, &values).unwrap();
+        }
+        session.init_params(3).unwrap();
+        let mut params = session.read_real("params").unwrap();
+        // Biases start at zero, where a wrong derivative could hide.
+        for (n, p) in params.iter_mut().enumerate() {
+            *p += 0.1 * Stream::new(5, "params").symmetric(n as u64);
+        }
+        let objective = objective(artefacts);
+        Self { artefacts, session, params, objective }
+    }
+
+    /// The parameter whose gradient is furthest from the difference, and by how much.
+    fn worst(&mut self) -> (String, f64) {
+        let derived = self.gradient();
+        let mut worst = (String::new(), 0.0);
+        for param in &self.artefacts.program.as_ref().unwrap().params {
+            let len = param.shape.iter().product::<usize>();
+            for n in (0..len).step_by(len.div_ceil(ELEMENTS)) {
+                let at = param.offset + n;
+                let expected = self.difference(at);
+                let error = (derived[at] - expected).abs() / expected.abs().max(1.0);
+                if error.is_nan() || error > worst.1 {
+                    worst = (format!("{}[{n}]: derived {}, difference {expected}", param.path, derived[at]), error);
+                }
+            }
+        }
+        worst
+    }
+
+    fn gradient(&mut self) -> Vec<f64> {
+        self.session.write_real("params", &self.params).unwrap();
+        self.session.run(Phase::Train).unwrap();
+        self.session.read_real("grads").unwrap()
+    }
+
+    fn difference(&mut self, at: usize) -> f64 {
+        let mut moved = |by: f64| {
+            let mut params = self.params.clone();
+            params[at] += by;
+            self.session.write_real("params", &params).unwrap();
+            self.session.run(Phase::Evaluate).unwrap();
+            let losses = self.session.read_real(&self.objective).unwrap();
+            losses.iter().sum::<f64>() / losses.len() as f64
+        };
+        (moved(STEP) - moved(-STEP)) / (2.0 * STEP)
+    }
+}
+
+/// The buffer of the objective: what the last forward launch writes.
+fn objective(artefacts: &Artefacts) -> String {
+    let program = artefacts.program.as_ref().unwrap();
+    let ends = |b: &&unio::interface::Buffer| b.name.ends_with(".total") || b.name == "head.loss";
+    program.buffers.iter().find(ends).unwrap().name.clone()
+}

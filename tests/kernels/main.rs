@@ -1,0 +1,3 @@
+//! Every test that runs a kernel, in one binary that runs on the emulator and, by one switch, on a card.
+
+mod adjoints;
