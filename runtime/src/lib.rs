@@ -6,6 +6,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`device`] | opens a card or the emulator, compiles kernel texts, launches them |
+//! | [`run`] | run files |
 //! | [`session`] | a loaded spec set: buffers, states, slots, resets, a step |
 //! | [`checkpoint`] | saves a session to one file and restores it, bit for bit |
 //! | [`launcher`] | what the generated launchers of single kernels are made of |
@@ -20,6 +21,7 @@ pub mod device;
 pub mod launcher;
 pub mod metrics;
 pub mod random;
+pub mod run;
 pub mod session;
 
 pub use unio_interface as interface;

@@ -1,5 +1,74 @@
-//! trainer
+//! The command `trainer`: trains the generated model on market data, fold by fold.
+
+mod report;
+mod train;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use unio::device::Target;
+
 unio::specs!();
-fn main() {
-    println!("{}", perception::FINGERPRINT);
+
+/// Run that is trained where none is named.
+const DEFAULT_RUN: &str = "specs/runs/sp500.toml";
+
+/// Trains models that Unio generated.
+#[derive(Parser)]
+#[command(name = "trainer", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a run: walk forward over its folds, score the last epoch of each.
+    Train(TrainArgs),
+}
+
+/// What to train, where, and where to leave the results.
+#[derive(clap::Args)]
+struct TrainArgs {
+    /// Run file.
+    #[arg(default_value = DEFAULT_RUN)]
+    run: PathBuf,
+    /// Device: auto, cuda or emulator.
+    #[arg(long, default_value = "auto")]
+    device: Target,
+    /// Folder for metrics and checkpoints; `out/RUN` if left out.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Train so many epochs a fold instead of the run's.
+    #[arg(long)]
+    epochs: Option<usize>,
+    /// Stop after so many folds.
+    #[arg(long)]
+    folds: Option<usize>,
+}
+
+impl Default for TrainArgs {
+    fn default() -> Self {
+        Self { run: DEFAULT_RUN.into(), device: Target::Auto, out: None, epochs: None, folds: None }
+    }
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).without_time().with_target(false).init();
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        None => train::train(&TrainArgs::default()),
+        Some(Command::Train(args)) => train::train(&args),
+    }
 }

@@ -1,0 +1,180 @@
+//! Walk-forward training: each fold begins anew, trains a fixed number of epochs, and is scored on what comes after.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::ProgressBar;
+use unio::data::{Bars, Dataset, FoldData};
+use unio::device::{Device, Real};
+use unio::random::permutation;
+use unio::run::Run;
+use unio::{Phase, Session, When, metrics};
+
+use crate::TrainArgs;
+use crate::perception::{artefacts, buffers, states};
+use crate::report::{EpochMetrics, Report, progress};
+
+/// Trains a run as the arguments say.
+pub fn train(args: &TrainArgs) -> Result<()> {
+    let mut run = Run::read(&args.run)?;
+    run.epochs = args.epochs.unwrap_or(run.epochs);
+    ensure!(run.epochs > 0, "--epochs 0 trains nothing: name at least 1");
+    let program = artefacts().program.as_ref().context("the set has no model")?;
+    ensure!(run.model == program.model, "{}: the model `{}` is not in this trainer, which has `{}`", args.run.display(), run.model, program.model);
+    let mut folds = load(&run)?;
+    folds.truncate(args.folds.unwrap_or(folds.len()));
+    let device = Device::open(args.device)?;
+    println!("{}\nDevice: {}", run.doc, device.describe());
+    let session = Session::new(&device, artefacts(), Real::F32)?;
+    let folder = args.out.clone().unwrap_or_else(|| ["out", &run.name].iter().collect());
+    let steps = folds.iter().map(|f| steps(f.train.len()) + steps(f.test.len())).sum::<usize>() * run.epochs;
+    let mut trainer = Trainer { run, session, report: Report::create(&folder)?, bar: progress(steps as u64) };
+    for fold in &folds {
+        trainer.fold(fold)?;
+    }
+    trainer.bar.finish_and_clear();
+    trainer.report.finish(trainer.run.epochs);
+    Ok(())
+}
+
+fn load(run: &Run) -> Result<Vec<FoldData>> {
+    let bars = Bars::read(&run.data)?;
+    let dataset = Dataset::new(&bars, &run.features, run.horizon)?;
+    let inputs = size("F")?;
+    if run.features.len() != inputs {
+        bail!("the run names {} features, the model takes {inputs}: change `features` or the size F", run.features.len());
+    }
+    Ok(dataset.folds(&run.folds, size("K")?)?)
+}
+
+fn size(name: &str) -> Result<usize> {
+    let sizes = artefacts().program.iter().flat_map(|p| &p.sizes);
+    sizes.into_iter().find(|(n, _)| n == name).map(|(_, size)| *size).with_context(|| format!("the model has no size {name}"))
+}
+
+fn batch() -> usize {
+    artefacts().program.as_ref().map_or(1, |p| p.batch)
+}
+
+fn steps(rows: usize) -> usize {
+    rows.div_ceil(batch())
+}
+
+struct Trainer {
+    run: Run,
+    session: Session,
+    report: Report,
+    bar: ProgressBar,
+}
+
+impl Trainer {
+    fn fold(&mut self, data: &FoldData) -> Result<()> {
+        for column in data.still_columns() {
+            self.bar.suspend(|| println!("fold {}: {column}", data.fold.number));
+        }
+        self.begin(data)?;
+        for epoch in 1..=self.run.epochs {
+            let start = Instant::now();
+            let train_loss = self.epoch(data, epoch)?;
+            let metrics = self.test(data, epoch, train_loss, start)?;
+            self.report.epoch(&self.bar, metrics)?;
+        }
+        let path = self.report.folder().join(format!("fold-{}.safetensors", data.fold.number));
+        let about = BTreeMap::from([("run".to_owned(), self.run.name.clone()), ("fold".to_owned(), data.fold.number.to_string())]);
+        self.session.save(&path, &about)?;
+        Ok(())
+    }
+
+    /// Puts the fold's data on the device; weights, slots, moments and counters start anew.
+    fn begin(&mut self, data: &FoldData) -> Result<()> {
+        self.bar.set_message(format!("fold {}", data.fold.number));
+        self.session.write(buffers::FEATURE, &data.features)?;
+        self.session.write(buffers::GAP, &data.dt)?;
+        self.session.write(buffers::DIRECTION_LABEL, &data.direction)?;
+        self.session.write(buffers::VOLATILITY_LABEL, &data.volatility)?;
+        self.session.reset(When::Fold)?;
+        self.session.init_params(self.run.seed + data.fold.number as u64)?;
+        for (name, value) in &self.run.states {
+            self.session.set_state_named(name, *value)?;
+        }
+        Ok(())
+    }
+
+    /// Trains on every training row once, in an order of its own; gives the mean loss.
+    fn epoch(&mut self, data: &FoldData, epoch: usize) -> Result<f64> {
+        let number = (data.fold.number * 1000 + epoch) as u64;
+        let order = permutation(self.run.seed, number, &data.train);
+        self.start_rows(data, &order)?;
+        for _ in 0..steps(order.len()) {
+            self.session.run(Phase::Train)?;
+            self.bar.inc(1);
+        }
+        self.mean_loss()
+    }
+
+    /// Scores every test row; nothing that this learns is used for training.
+    fn test(&mut self, data: &FoldData, epoch: usize, train_loss: f64, start: Instant) -> Result<EpochMetrics> {
+        self.start_rows(data, &data.test)?;
+        let mut scores: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+        for first in (0..data.test.len()).step_by(batch()) {
+            self.session.run(Phase::Evaluate)?;
+            let live = batch().min(data.test.len() - first);
+            for (head, buffer) in buffers::HEADS {
+                let values = self.session.read(*buffer)?;
+                scores.entry((*head).to_owned()).or_default().extend(&values[..live]);
+            }
+            self.bar.inc(1);
+        }
+        let auc = |(head, scores): (String, Vec<f32>)| {
+            let auc = metrics::auc(&scores, &labels(data, &head));
+            (head, auc)
+        };
+        Ok(EpochMetrics {
+            fold: data.fold.number,
+            epoch,
+            train_loss,
+            valid_loss: self.mean_loss()?,
+            valid_auc: scores.into_iter().map(auc).collect(),
+            slots: self.slots()?,
+            steps_clipped: self.session.state(states::STEPS_CLIPPED)?,
+            steps_skipped: self.session.state(states::STEPS_SKIPPED)?,
+            seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// Makes these rows the ones that the next steps take. The buffer keeps one length, so that nothing is allocated.
+    fn start_rows(&mut self, data: &FoldData, rows: &[i32]) -> Result<()> {
+        let mut order = rows.to_vec();
+        order.resize(data.rows(), rows[0]);
+        self.session.write(buffers::ORDER, &order)?;
+        self.session.set_state(states::ROWS, rows.len() as i32)?;
+        self.session.reset(When::Epoch)?;
+        Ok(())
+    }
+
+    fn mean_loss(&self) -> Result<f64> {
+        let (sum, rows) = (self.session.state(states::LOSS_SUM)?, self.session.state(states::LOSS_ROWS)?);
+        Ok(f64::from(sum) / f64::from(rows.max(1)))
+    }
+
+    fn slots(&self) -> Result<BTreeMap<String, f32>> {
+        let isv = self.session.isv()?;
+        let mut slots = BTreeMap::new();
+        for slot in &artefacts().slots {
+            let names: Vec<String> = match slot.members.is_empty() {
+                true => vec![slot.name.clone()],
+                false => slot.members.iter().map(|m| format!("{}_{m}", slot.name)).collect(),
+            };
+            slots.extend(names.into_iter().enumerate().map(|(n, name)| (name, isv[slot.index + n])));
+        }
+        Ok(slots)
+    }
+}
+
+/// The test rows' labels for a head, which is named after them.
+fn labels(data: &FoldData, head: &str) -> Vec<f32> {
+    let all = if head == "direction" { &data.direction } else { &data.volatility };
+    data.test.iter().map(|row| all[*row as usize]).collect()
+}
+
