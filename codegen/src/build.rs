@@ -63,7 +63,10 @@ impl Config {
         let text = fs::read_to_string(root.join("Cargo.toml")).map_err(|e| unreadable(e.to_string()))?;
         let cargo: CargoToml = toml::from_str(&text).map_err(|e| unreadable(e.message().to_owned()))?;
         let config = cargo.package.and_then(|p| p.metadata).and_then(|m| m.unio);
-        Ok(config.unwrap_or(Config { specs: default_specs(), mirror: None }))
+        Ok(config.unwrap_or(Config {
+            specs: default_specs(),
+            mirror: None,
+        }))
     }
 }
 
@@ -111,7 +114,11 @@ impl Generated {
         let included = common::included(&set, Some(dir))?;
         let lock = fs::read_to_string(lock_path(dir)).unwrap_or_default();
         let compiled = compile(&set, &included, &lock)?;
-        Ok(Self { dir: dir.to_owned(), compiled, includes: set.includes() })
+        Ok(Self {
+            dir: dir.to_owned(),
+            compiled,
+            includes: set.includes(),
+        })
     }
 
     fn watch_includes(&self) {
@@ -144,7 +151,10 @@ fn lock_path(dir: &Path) -> PathBuf {
 
 /// A folder as messages and generated text show it: the last two parts, never an absolute path.
 fn shown(dir: &Path) -> String {
-    let names: Vec<String> = dir.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
+    let names: Vec<String> = dir
+        .components()
+        .map(|c| c.as_os_str().to_string_lossy().into_owned())
+        .collect();
     match names.as_slice() {
         [.., parent, name] if parent != ".." => format!("{parent}/{name}"),
         [.., name] => name.clone(),
@@ -166,7 +176,10 @@ pub fn generate(root: &Path, check_only: bool) -> Result<Difference, Diagnostics
         if set.compiled.artefacts.kernels.is_empty() {
             continue;
         }
-        let lock = lock_path(&dir).strip_prefix(root).map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
+        let lock = lock_path(&dir)
+            .strip_prefix(root)
+            .map(|p| p.to_string_lossy().into_owned())
+            .unwrap_or_default();
         locks.insert(lock, set.compiled.lock);
         files.extend(set.compiled.mirror);
         owned.push(set.compiled.artefacts.set);
@@ -174,7 +187,9 @@ pub fn generate(root: &Path, check_only: bool) -> Result<Difference, Diagnostics
     let mirror = root.join("kernels-generated");
     let run = if check_only { write::difference } else { write::mirror };
     let mut difference = run(&mirror, &files, &owned).map_err(unwritable)?;
-    difference.stale.extend(run(root, &locks, &[]).map_err(unwritable)?.stale);
+    difference
+        .stale
+        .extend(run(root, &locks, &[]).map_err(unwritable)?.stale);
     Ok(difference)
 }
 
@@ -185,7 +200,10 @@ pub fn generate(root: &Path, check_only: bool) -> Result<Difference, Diagnostics
 pub fn set_dirs(root: &Path) -> Result<Vec<PathBuf>, Diagnostics> {
     let specs = root.join("specs");
     let list = fs::read_dir(&specs).map_err(|e| Diagnostics::global(Code::SetUnreadable, format!("specs: {e}")))?;
-    let mut dirs: Vec<PathBuf> = list.filter_map(|e| Some(e.ok()?.path())).filter(|p| p.join("unio.toml").is_file()).collect();
+    let mut dirs: Vec<PathBuf> = list
+        .filter_map(|e| Some(e.ok()?.path()))
+        .filter(|p| p.join("unio.toml").is_file())
+        .collect();
     dirs.sort();
     Ok(dirs)
 }

@@ -10,10 +10,16 @@ const SHIPPED: &str = "unio:";
 
 /// Files of `unio:common`. A test holds the list to the folder.
 pub const COMMON: &[(&str, &str)] = &[
-    ("unio:common/attention.toml", include_str!("../../specs/common/attention.toml")),
+    (
+        "unio:common/attention.toml",
+        include_str!("../../specs/common/attention.toml"),
+    ),
     ("unio:common/cfc.toml", include_str!("../../specs/common/cfc.toml")),
     ("unio:common/heads.toml", include_str!("../../specs/common/heads.toml")),
-    ("unio:common/smoothing.toml", include_str!("../../specs/common/smoothing.toml")),
+    (
+        "unio:common/smoothing.toml",
+        include_str!("../../specs/common/smoothing.toml"),
+    ),
     ("unio:common/unio.toml", include_str!("../../specs/common/unio.toml")),
 ];
 

@@ -134,6 +134,7 @@ codes! {
     IndexTooLarge   "U0602" "the tensor has more than 2^31 elements" => "make the sizes smaller"
     // Output.
     Stale           "U0701" "the generated files are not current" => "run `cargo run --bin unio -- gen` and commit the result"
+    Internal        "U0703" "the generator contradicts itself" => "this is a fault of Unio, not of the spec: please report it with the spec"
     Unwritable      "U0702" "an output cannot be written" => "check the folder's permissions"
 }
 
@@ -162,12 +163,22 @@ impl Report {
 
     /// Adds a finding with a cure of its own.
     pub fn push_note(&mut self, code: Code, loc: &Loc, label: impl Into<String>, note: impl Into<String>) {
-        self.0.push(Diagnostic { code, loc: Some(loc.clone()), label: label.into(), note: note.into() });
+        self.0.push(Diagnostic {
+            code,
+            loc: Some(loc.clone()),
+            label: label.into(),
+            note: note.into(),
+        });
     }
 
     /// Adds a finding about the set as a whole.
     pub fn push_global(&mut self, code: Code, label: impl Into<String>) {
-        self.0.push(Diagnostic { code, loc: None, label: label.into(), note: code.cure().into() });
+        self.0.push(Diagnostic {
+            code,
+            loc: None,
+            label: label.into(),
+            note: code.cure().into(),
+        });
     }
 
     /// Whether nothing was found.
@@ -177,7 +188,11 @@ impl Report {
 
     /// The value if nothing was found, else the findings with their texts.
     pub fn finish<T>(self, value: T, files: &Files) -> Result<T, Diagnostics> {
-        if self.0.is_empty() { Ok(value) } else { Err(Diagnostics::new(self.0, files.clone())) }
+        if self.0.is_empty() {
+            Ok(value)
+        } else {
+            Err(Diagnostics::new(self.0, files.clone()))
+        }
     }
 }
 
@@ -216,8 +231,16 @@ impl Diagnostics {
             Some(loc) => {
                 let file = self.files.get(loc.file);
                 let end = loc.range.end.min(file.text.len());
-                let caret = AnnotationKind::Primary.span(loc.range.start.min(end)..end).label(finding.label.as_str());
-                title.element(Snippet::source(file.text.as_str()).path(file.path.as_str()).annotation(caret)).element(note)
+                let caret = AnnotationKind::Primary
+                    .span(loc.range.start.min(end)..end)
+                    .label(finding.label.as_str());
+                title
+                    .element(
+                        Snippet::source(file.text.as_str())
+                            .path(file.path.as_str())
+                            .annotation(caret),
+                    )
+                    .element(note)
             }
         };
         Renderer::plain().render(&[group])

@@ -49,24 +49,58 @@ pub enum Reader {
 pub fn equations(model: &Model) -> Result<Equations, Diagnostics> {
     let mut report = Report::default();
     let forward: Vec<Program> = match &model.network {
-        Some(network) => network.stages.iter().map(|s| stage_program(model, s, &mut report)).collect(),
+        Some(network) => network
+            .stages
+            .iter()
+            .map(|s| stage_program(model, s, &mut report))
+            .collect(),
         None => Vec::new(),
     };
-    let updates = model.updates.iter().map(|u| update_program(model, u, &mut report)).collect();
-    let producers = model.producers.iter().map(|p| producer_program(model, p, &mut report)).collect();
-    let smoothings = model.smoothings.iter().map(|s| (s.name.clone(), smoothing_program(model, s, &mut report))).collect();
+    let updates = model
+        .updates
+        .iter()
+        .map(|u| update_program(model, u, &mut report))
+        .collect();
+    let producers = model
+        .producers
+        .iter()
+        .map(|p| producer_program(model, p, &mut report))
+        .collect();
+    let smoothings = model
+        .smoothings
+        .iter()
+        .map(|s| (s.name.clone(), smoothing_program(model, s, &mut report)))
+        .collect();
     if !report.is_empty() {
-        return report.finish(Equations { stages: Vec::new(), updates, producers, smoothings }, &model.files);
+        return report.finish(
+            Equations {
+                stages: Vec::new(),
+                updates,
+                producers,
+                smoothings,
+            },
+            &model.files,
+        );
     }
     let stages = match &model.network {
         Some(network) => adjoints(network, forward, &mut report),
         None => Vec::new(),
     };
-    report.finish(Equations { stages, updates, producers, smoothings }, &model.files)
+    report.finish(
+        Equations {
+            stages,
+            updates,
+            producers,
+            smoothings,
+        },
+        &model.files,
+    )
 }
 
 fn stage_program(model: &Model, stage: &Stage, report: &mut Report) -> Program {
-    let scalar = |when: When, name: &Name, member: Option<&Name>, report: &mut Report| scalar(model, false, when, name, member, report);
+    let scalar = |when: When, name: &Name, member: Option<&Name>, report: &mut Report| {
+        scalar(model, false, when, name, member, report)
+    };
     let scope = Scope {
         constants: &model.constants,
         sizes: &stage.sizes,
@@ -81,7 +115,9 @@ fn stage_program(model: &Model, stage: &Stage, report: &mut Report) -> Program {
 
 fn update_program(model: &Model, update: &crate::model::Update, report: &mut Report) -> Program {
     let per_group = update.over == Over::Group;
-    let scalar = |when: When, name: &Name, member: Option<&Name>, report: &mut Report| scalar(model, per_group, when, name, member, report);
+    let scalar = |when: When, name: &Name, member: Option<&Name>, report: &mut Report| {
+        scalar(model, per_group, when, name, member, report)
+    };
     let none = BTreeMap::new();
     let scope = Scope {
         constants: &model.constants,
@@ -100,7 +136,9 @@ fn update_program(model: &Model, update: &crate::model::Update, report: &mut Rep
 }
 
 fn smoothing_program(model: &Model, smoothing: &crate::model::Smoothing, report: &mut Report) -> Program {
-    let scalar = |when: When, name: &Name, member: Option<&Name>, report: &mut Report| scalar(model, false, when, name, member, report);
+    let scalar = |when: When, name: &Name, member: Option<&Name>, report: &mut Report| {
+        scalar(model, false, when, name, member, report)
+    };
     let none = BTreeMap::new();
     let scope = Scope {
         constants: &model.constants,
@@ -115,7 +153,9 @@ fn smoothing_program(model: &Model, smoothing: &crate::model::Smoothing, report:
 }
 
 fn producer_program(model: &Model, producer: &crate::model::Producer, report: &mut Report) -> Program {
-    let scalar = |when: When, name: &Name, member: Option<&Name>, report: &mut Report| scalar(model, producer.per_group, when, name, member, report);
+    let scalar = |when: When, name: &Name, member: Option<&Name>, report: &mut Report| {
+        scalar(model, producer.per_group, when, name, member, report)
+    };
     let none = BTreeMap::new();
     let scope = Scope {
         constants: &model.constants,
@@ -129,18 +169,41 @@ fn producer_program(model: &Model, producer: &crate::model::Producer, report: &m
     let mut declared = Vec::new();
     for (name, _) in &producer.read {
         let loc = producer.loc.clone();
-        declared.push(crate::math::Declared { name: name.clone(), role: Role::Table, elem: Elem::Real, shape: vec![0], sliced: false, loc });
+        declared.push(crate::math::Declared {
+            name: name.clone(),
+            role: Role::Table,
+            elem: Elem::Real,
+            shape: vec![0],
+            sliced: false,
+            loc,
+        });
     }
     for (name, expr) in &producer.signals {
         let loc = expr.loc.clone();
-        declared.push(crate::math::Declared { name: name.clone(), role: Role::Output, elem: Elem::Real, shape: Vec::new(), sliced: false, loc });
+        declared.push(crate::math::Declared {
+            name: name.clone(),
+            role: Role::Output,
+            elem: Elem::Real,
+            shape: Vec::new(),
+            sliced: false,
+            loc,
+        });
     }
-    let statements: Vec<Statement> = producer.signals.iter().map(|(name, expr)| signal_statement(name, expr)).collect();
+    let statements: Vec<Statement> = producer
+        .signals
+        .iter()
+        .map(|(name, expr)| signal_statement(name, expr))
+        .collect();
     let program = elaborate(&declared, &statements, &scope, report);
     for statistic in &program.statistics {
         if matches!(statistic.kind, crate::math::StatisticKind::Quantile(_)) && !is_not_negative(&statistic.value) {
             let loc = &program.tensors[statistic.tensor].loc;
-            report.push_note(Code::TypeMismatch, loc, "a quantile is taken of magnitudes", "write quantile(q, abs(...))");
+            report.push_note(
+                Code::TypeMismatch,
+                loc,
+                "a quantile is taken of magnitudes",
+                "write quantile(q, abs(...))",
+            );
         }
     }
     program
@@ -157,38 +220,83 @@ fn is_not_negative(value: &crate::math::Expr) -> bool {
 }
 
 fn signal_statement(name: &str, expr: &Expr) -> Statement {
-    let name = Name { text: name.to_owned(), loc: expr.loc.clone() };
-    Statement { target: Target { next: false, name, indices: Vec::new() }, value: expr.clone(), when: None }
+    let name = Name {
+        text: name.to_owned(),
+        loc: expr.loc.clone(),
+    };
+    Statement {
+        target: Target {
+            next: false,
+            name,
+            indices: Vec::new(),
+        },
+        value: expr.clone(),
+        when: None,
+    }
 }
 
 /// Finds a slot or a state by name.
-fn scalar(model: &Model, per_group: bool, when: When, name: &Name, member: Option<&Name>, report: &mut Report) -> Option<ScalarRead> {
-    let read = |int| Some(ScalarRead { when, name: name.text.clone(), member: member.map(|m| m.text.clone()), int });
+fn scalar(
+    model: &Model,
+    per_group: bool,
+    when: When,
+    name: &Name,
+    member: Option<&Name>,
+    report: &mut Report,
+) -> Option<ScalarRead> {
+    let read = |int| {
+        Some(ScalarRead {
+            when,
+            name: name.text.clone(),
+            member: member.map(|m| m.text.clone()),
+            int,
+        })
+    };
     if let Some(slot) = model.slots.iter().find(|s| s.name == name.text && !s.reserved) {
         match member {
             Some(m) if !slot.members.contains(&m.text) => {
-                report.push(Code::NameUnknown, &m.loc, format!("`{}` has no member `{}`", slot.name, m.text));
+                report.push(
+                    Code::NameUnknown,
+                    &m.loc,
+                    format!("`{}` has no member `{}`", slot.name, m.text),
+                );
                 return None;
             }
             None if !slot.members.is_empty() && !per_group => {
-                report.push(Code::MemberMissing, &name.loc, format!("`{}` has a member for each of: {}", slot.name, slot.members.join(", ")));
+                report.push(
+                    Code::MemberMissing,
+                    &name.loc,
+                    format!("`{}` has a member for each of: {}", slot.name, slot.members.join(", ")),
+                );
                 return None;
             }
             _ => {}
         }
         if when == When::Observed && slot.producer.is_none() {
-            report.push(Code::NameUnknown, &name.loc, format!("`{}` has no producer in this set, so nothing is observed", slot.name));
+            report.push(
+                Code::NameUnknown,
+                &name.loc,
+                format!("`{}` has no producer in this set, so nothing is observed", slot.name),
+            );
         }
         return read(false);
     }
     match model.states.iter().find(|s| s.name == name.text) {
         Some(state) if when != When::Observed => read(state.elem == Elem::Int),
         Some(_) => {
-            report.push(Code::NameUnknown, &name.loc, format!("`{}` is a state: read it as `prev` or `now`", name.text));
+            report.push(
+                Code::NameUnknown,
+                &name.loc,
+                format!("`{}` is a state: read it as `prev` or `now`", name.text),
+            );
             None
         }
         None => {
-            report.push(Code::NameUnknown, &name.loc, format!("no slot or state `{}`", name.text));
+            report.push(
+                Code::NameUnknown,
+                &name.loc,
+                format!("no slot or state `{}`", name.text),
+            );
             None
         }
     }
@@ -204,7 +312,12 @@ fn adjoints(network: &Network, forward: Vec<Program>, report: &mut Report) -> Ve
         let flows = !readers.is_empty() && trainable[index];
         let adjoint = flows.then(|| derive(&program, &readers, &wanted, report));
         let wanted = if flows { wanted } else { BTreeSet::new() };
-        done.push(StageEquations { forward: program, adjoint, wanted, readers });
+        done.push(StageEquations {
+            forward: program,
+            adjoint,
+            wanted,
+            readers,
+        });
     }
     done.reverse();
     done
@@ -215,7 +328,10 @@ fn trainable_stages(network: &Network) -> Vec<bool> {
     let mut trainable: Vec<bool> = Vec::new();
     for stage in &network.stages {
         let own = stage.declared.iter().any(|d| d.role == Role::Param);
-        let fed = stage.wires.iter().any(|w| matches!(&w.from, WireSource::Stage(i, _) if trainable[*i]));
+        let fed = stage
+            .wires
+            .iter()
+            .any(|w| matches!(&w.from, WireSource::Stage(i, _) if trainable[*i]));
         trainable.push(own || fed);
     }
     trainable
@@ -223,8 +339,15 @@ fn trainable_stages(network: &Network) -> Vec<bool> {
 
 fn wanted_inputs(network: &Network, stage: usize, trainable: &[bool]) -> BTreeSet<String> {
     let stage = &network.stages[stage];
-    let is_real_input = |name: &str| stage.declared.iter().any(|d| d.name == name && d.role == Role::Input && d.elem == Elem::Real);
-    let flows = |w: &&crate::model::Wire| matches!(&w.from, WireSource::Stage(i, _) if trainable[*i]) && is_real_input(&w.input);
+    let is_real_input = |name: &str| {
+        stage
+            .declared
+            .iter()
+            .any(|d| d.name == name && d.role == Role::Input && d.elem == Elem::Real)
+    };
+    let flows = |w: &&crate::model::Wire| {
+        matches!(&w.from, WireSource::Stage(i, _) if trainable[*i]) && is_real_input(&w.input)
+    };
     stage.wires.iter().filter(flows).map(|w| w.input.clone()).collect()
 }
 
@@ -238,19 +361,33 @@ fn readers(network: &Network, index: usize, done: &[StageEquations], count: usiz
                 && *from == index
                 && equations.wanted.contains(&wire.input)
             {
-                readers.entry(output.clone()).or_default().push(Reader::Stage(later, wire.input.clone()));
+                readers
+                    .entry(output.clone())
+                    .or_default()
+                    .push(Reader::Stage(later, wire.input.clone()));
             }
         }
     }
     if network.objective.0 == index {
-        readers.entry(network.objective.1.clone()).or_default().push(Reader::Objective);
+        readers
+            .entry(network.objective.1.clone())
+            .or_default()
+            .push(Reader::Objective);
     }
     readers
 }
 
-fn derive(forward: &Program, readers: &BTreeMap<String, Vec<Reader>>, wanted: &BTreeSet<String>, report: &mut Report) -> Adjoint {
+fn derive(
+    forward: &Program,
+    readers: &BTreeMap<String, Vec<Reader>>,
+    wanted: &BTreeSet<String>,
+    report: &mut Report,
+) -> Adjoint {
     let id = |name: &str, role: Role| forward.tensors.iter().position(|t| t.name == name && t.role == role);
-    let counts: BTreeMap<TensorId, usize> = readers.iter().filter_map(|(name, list)| Some((id(name, Role::Output)?, list.len()))).collect();
+    let counts: BTreeMap<TensorId, usize> = readers
+        .iter()
+        .filter_map(|(name, list)| Some((id(name, Role::Output)?, list.len())))
+        .collect();
     let wanted = wanted.iter().filter_map(|name| id(name, Role::Input)).collect();
     adjoint(forward, &counts, &wanted, report)
 }

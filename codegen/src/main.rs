@@ -82,13 +82,19 @@ fn generate_all(root: &Path, check_only: bool) -> Result<()> {
         println!("{} {path}", if check_only { "orphan" } else { "removed" });
     }
     if check_only && !difference.is_empty() {
-        bail!("error[U0701]: the generated files are not current: run `cargo run --bin unio -- gen` and commit the result");
+        bail!(
+            "error[U0701]: the generated files are not current: run `cargo run --bin unio -- gen` and commit the result"
+        );
     }
     Ok(())
 }
 
 fn check(root: &Path, sets: &[PathBuf]) -> Result<()> {
-    let sets = if sets.is_empty() { set_dirs(root)? } else { sets.to_vec() };
+    let sets = if sets.is_empty() {
+        set_dirs(root)?
+    } else {
+        sets.to_vec()
+    };
     let mut failed = Vec::new();
     for dir in sets {
         match Generated::of_dir(&dir) {
@@ -96,7 +102,11 @@ fn check(root: &Path, sets: &[PathBuf]) -> Result<()> {
             Err(error) => failed.push(error.to_string()),
         }
     }
-    if failed.is_empty() { Ok(()) } else { bail!("{}", failed.join("\n\n")) }
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        bail!("{}", failed.join("\n\n"))
+    }
 }
 
 fn summary(artefacts: &Artefacts) -> String {
@@ -116,7 +126,11 @@ fn slots(artefacts: &Artefacts, format: Format) -> Result<()> {
 
 /// One row an index of the ISV.
 fn rows(slot: &unio_codegen::interface::Slot) -> Vec<serde_json::Value> {
-    let members: Vec<Option<&String>> = if slot.members.is_empty() { vec![None] } else { slot.members.iter().map(Some).collect() };
+    let members: Vec<Option<&String>> = if slot.members.is_empty() {
+        vec![None]
+    } else {
+        slot.members.iter().map(Some).collect()
+    };
     let row = |(n, member): (usize, Option<&String>)| {
         let scratch = slot.scratch.map(|s| s + n);
         serde_json::json!({
@@ -141,6 +155,19 @@ fn line(row: &serde_json::Value) -> String {
         serde_json::Value::Null => "–".into(),
         other => other.to_string(),
     };
-    let readers: Vec<&str> = row["readers"].as_array().into_iter().flatten().filter_map(|r| r.as_str()).collect();
-    format!("{:>4}  {:<28} {:<18} {:<10} {:<6} {}", text("index"), text("name"), text("producer"), text("smooth"), text("reset"), readers.join(", "))
+    let readers: Vec<&str> = row["readers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|r| r.as_str())
+        .collect();
+    format!(
+        "{:>4}  {:<28} {:<18} {:<10} {:<6} {}",
+        text("index"),
+        text("name"),
+        text("producer"),
+        text("smooth"),
+        text("reset"),
+        readers.join(", ")
+    )
 }

@@ -8,7 +8,11 @@ use crate::handles::camel;
 
 /// The module `kernels`.
 pub(crate) fn expand(artefacts: &Artefacts) -> TokenStream {
-    let launchers = artefacts.kernels.iter().enumerate().map(|(index, kernel)| launcher(artefacts, index, kernel));
+    let launchers = artefacts
+        .kernels
+        .iter()
+        .enumerate()
+        .map(|(index, kernel)| launcher(artefacts, index, kernel));
     quote! {
         /// Launchers of single kernels, in f32.
         pub mod kernels { #(#launchers)* }
@@ -16,11 +20,18 @@ pub(crate) fn expand(artefacts: &Artefacts) -> TokenStream {
 }
 
 fn launcher(artefacts: &Artefacts, index: usize, kernel: &Kernel) -> TokenStream {
-    let short = kernel.symbol.strip_prefix(&format!("{}_", artefacts.set)).unwrap_or(&kernel.symbol);
+    let short = kernel
+        .symbol
+        .strip_prefix(&format!("{}_", artefacts.set))
+        .unwrap_or(&kernel.symbol);
     let (name, args) = (format_ident!("{}", camel(short)), format_ident!("{}Args", camel(short)));
     let (doc, symbol) = (&kernel.doc, &kernel.symbol);
     let args_doc = format!("Arguments of [`{name}`].");
-    let fields = kernel.params.iter().map(field);
+    let fields = kernel
+        .params
+        .iter()
+        .filter(|p| !matches!(p, KernelParam::Rows { .. }))
+        .map(field);
     let checks = kernel.params.iter().map(|p| check(symbol, p, counted(kernel)));
     let values = kernel.params.iter().map(|p| value(symbol, p));
     let n = counted(kernel).map_or(quote!(0), |n| quote!(args.#n));
@@ -54,7 +65,13 @@ fn launcher(artefacts: &Artefacts, index: usize, kernel: &Kernel) -> TokenStream
 }
 
 fn counted(kernel: &Kernel) -> Option<Ident> {
-    kernel.params.iter().find_map(|p| if let KernelParam::Count { name } = p { Some(raw(name)) } else { None })
+    kernel.params.iter().find_map(|p| {
+        if let KernelParam::Count { name } = p {
+            Some(raw(name))
+        } else {
+            None
+        }
+    })
 }
 
 fn raw(name: &str) -> Ident {
@@ -70,13 +87,23 @@ fn rust_type(elem: Elem) -> TokenStream {
 
 fn field(param: &KernelParam) -> TokenStream {
     match param {
-        KernelParam::Count { name } => {
+        KernelParam::Count { name } | KernelParam::Rows { name, .. } => {
             let name = raw(name);
             quote! { #[doc = "Number of elements."] pub #name: usize }
         }
-        KernelParam::Buffer { name, elem, access, len, role } => {
+        KernelParam::Buffer {
+            name,
+            elem,
+            access,
+            len,
+            role,
+        } => {
             let ident = raw(name);
-            let doc = format!("{}{}", describe(role), len.map_or(String::new(), |len| format!(", {len} elements")));
+            let doc = format!(
+                "{}{}",
+                describe(role),
+                len.map_or(String::new(), |len| format!(", {len} elements"))
+            );
             let t = rust_type(*elem);
             let ty = match (role, access) {
                 (Role::Reduced, Access::Out) => quote!(::unio::launcher::Gradient<#t>),
@@ -107,9 +134,22 @@ fn describe(role: &Role) -> String {
 }
 
 fn check(symbol: &str, param: &KernelParam, counted: Option<Ident>) -> TokenStream {
-    let KernelParam::Buffer { name, len, role, access, .. } = param else { return TokenStream::new() };
+    if let KernelParam::Rows { of, row_len, .. } = param {
+        let table = raw(of);
+        return quote! { ::unio::launcher::check_len(#symbol, #of, #row_len, args.#table.len())?; };
+    }
+    let KernelParam::Buffer {
+        name,
+        len,
+        role,
+        access,
+        ..
+    } = param
+    else {
+        return TokenStream::new();
+    };
     let ident = raw(name);
-    // A table of any length is indexed by data; the spec that does so vouches for its indices.
+    // A table of any length has a parameter of its own that tells its rows.
     let needed = match (len, counted) {
         (Some(len), _) => quote!(#len),
         (None, Some(n)) => quote!(args.#n),
@@ -124,11 +164,19 @@ fn check(symbol: &str, param: &KernelParam, counted: Option<Ident>) -> TokenStre
 
 fn value(symbol: &str, param: &KernelParam) -> TokenStream {
     match param {
+        KernelParam::Rows { of, row_len, .. } => {
+            let table = raw(of);
+            quote!(::unio::device::Arg::I32(::unio::launcher::check_count(#symbol, args.#table.len() / #row_len)?))
+        }
         KernelParam::Count { name } => {
             let name = raw(name);
             quote!(::unio::device::Arg::I32(::unio::launcher::check_count(#symbol, args.#name)?))
         }
-        KernelParam::Buffer { name, role: Role::Reduced, .. } => {
+        KernelParam::Buffer {
+            name,
+            role: Role::Reduced,
+            ..
+        } => {
             let name = raw(name);
             quote!(args.#name.tensor().arg())
         }
@@ -142,7 +190,14 @@ fn value(symbol: &str, param: &KernelParam) -> TokenStream {
 /// A reducer turns the room for a gradient into a reduced gradient.
 fn returned(kernel: &Kernel) -> (TokenStream, TokenStream) {
     for param in &kernel.params {
-        if let KernelParam::Buffer { name, elem, access: Access::Out, role: Role::Reduced, .. } = param {
+        if let KernelParam::Buffer {
+            name,
+            elem,
+            access: Access::Out,
+            role: Role::Reduced,
+            ..
+        } = param
+        {
             let (name, t) = (raw(name), rust_type(*elem));
             return (quote!(::unio::launcher::Reduced<#t>), quote!(args.#name.reduced()));
         }

@@ -17,7 +17,8 @@ use unio_interface::Artefacts;
 #[proc_macro]
 pub fn specs(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     if !input.is_empty() {
-        return error("specs!() takes no arguments: the sets are named in Cargo.toml under [package.metadata.unio]").into();
+        return error("specs!() takes no arguments: the sets are named in Cargo.toml under [package.metadata.unio]")
+            .into();
     }
     expand().unwrap_or_else(|message| error(&message)).into()
 }
@@ -27,7 +28,8 @@ fn error(message: &str) -> TokenStream {
 }
 
 fn expand() -> Result<TokenStream, String> {
-    let out = std::env::var("OUT_DIR").map_err(|_| "this crate has no build script that calls unio_codegen::build()")?;
+    let out =
+        std::env::var("OUT_DIR").map_err(|_| "this crate has no build script that calls unio_codegen::build()")?;
     let folder = Path::new(&out).join("unio");
     let read = |name: &str| {
         std::fs::read_to_string(folder.join(name))
@@ -48,7 +50,8 @@ fn expand() -> Result<TokenStream, String> {
 }
 
 fn parse<T: serde::de::DeserializeOwned>(name: &str, text: &str) -> Result<T, String> {
-    serde_json::from_str(text).map_err(|error| format!("{name} of the generated sets is damaged ({error}): run `cargo clean`"))
+    serde_json::from_str(text)
+        .map_err(|error| format!("{name} of the generated sets is damaged ({error}): run `cargo clean`"))
 }
 
 fn module(artefacts: &Artefacts) -> TokenStream {

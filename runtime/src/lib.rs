@@ -25,8 +25,8 @@ pub mod run;
 pub mod session;
 
 pub use unio_interface as interface;
-pub use unio_macros::specs;
 pub use unio_interface::When;
+pub use unio_macros::specs;
 
 pub use checkpoint::CheckpointError;
 pub use session::{BufferOf, Direction, NonFinite, Phase, Session, SessionError, SlotOf, StateOf};

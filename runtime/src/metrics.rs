@@ -73,18 +73,12 @@ mod tests {
 
     #[test]
     fn auc_of_known_cases() {
-        assert_eq!(
-            auc(&[0.1, 0.4, 0.35, 0.8], &[0.0, 0.0, 1.0, 1.0]),
-            Some(0.75)
-        );
+        assert_eq!(auc(&[0.1, 0.4, 0.35, 0.8], &[0.0, 0.0, 1.0, 1.0]), Some(0.75));
         assert_eq!(auc(&[1.0, 2.0, 3.0], &[0.0, 0.0, 1.0]), Some(1.0));
         assert_eq!(auc(&[3.0, 2.0, 1.0], &[0.0, 0.0, 1.0]), Some(0.0));
         assert_eq!(auc(&[5.0; 4], &[0.0, 1.0, 1.0, 1.0]), Some(0.5));
         assert_eq!(auc(&[0.0, -0.0], &[1.0, 0.0]), Some(0.5));
-        assert_eq!(
-            auc(&[f32::INFINITY, f32::NEG_INFINITY], &[1u8, 0]),
-            Some(1.0)
-        );
+        assert_eq!(auc(&[f32::INFINITY, f32::NEG_INFINITY], &[1u8, 0]), Some(1.0));
     }
 
     #[test]
@@ -105,10 +99,7 @@ mod tests {
         near(log_loss(&[2.0], &[1.0]), (1.0 + (-2.0f64).exp()).ln());
         near(log_loss(&[1e4, -1e4], &[1.0, 0.0]), 0.0);
         assert_eq!(log_loss(&[1e4], &[0.0]), Some(1e4));
-        assert_eq!(
-            log_loss(&[f64::INFINITY, 0.0], &[0.0, 1.0]),
-            Some(f64::INFINITY)
-        );
+        assert_eq!(log_loss(&[f64::INFINITY, 0.0], &[0.0, 1.0]), Some(f64::INFINITY));
         assert_eq!(log_loss(&[f64::INFINITY], &[1.0]), Some(0.0));
     }
 

@@ -39,10 +39,7 @@ fn plain_bars_are_read() {
         (bars.open(), bars.high(), bars.low()),
         (&[10.0, 11.0][..], &[12.0, 13.0][..], &[9.0, 10.0][..])
     );
-    assert_eq!(
-        (bars.close(), bars.volume()),
-        (&[11.0, 12.0][..], &[100.0, 200.0][..])
-    );
+    assert_eq!((bars.close(), bars.volume()), (&[11.0, 12.0][..], &[100.0, 200.0][..]));
 }
 
 #[test]
@@ -50,12 +47,7 @@ fn columns_go_by_name_and_others_are_ignored() {
     let text = "note,Volume, Close ,LOW,High,Open,Time,dt\nx,7,11,9,12,10,2020-01-02 16:00:00,-4\n";
     let bars = read(text).unwrap();
     assert_eq!(
-        (
-            bars.open()[0],
-            bars.high()[0],
-            bars.low()[0],
-            bars.close()[0]
-        ),
+        (bars.open()[0], bars.high()[0], bars.low()[0], bars.close()[0]),
         (10.0, 12.0, 9.0, 11.0)
     );
     assert_eq!((bars.volume()[0], bars.return_close()[0]), (7.0, 11.0));
@@ -63,12 +55,8 @@ fn columns_go_by_name_and_others_are_ignored() {
 
 #[test]
 fn returns_are_of_adjusted_closes_where_there_are_any() {
-    let bars =
-        read("date,open,high,low,close,Adj Close,volume\n2020-01-02,10,12,9,11,5.5,100\n").unwrap();
-    assert_eq!(
-        (bars.close(), bars.return_close()),
-        (&[11.0][..], &[5.5][..])
-    );
+    let bars = read("date,open,high,low,close,Adj Close,volume\n2020-01-02,10,12,9,11,5.5,100\n").unwrap();
+    assert_eq!((bars.close(), bars.return_close()), (&[11.0][..], &[5.5][..]));
 }
 
 #[test]
@@ -97,19 +85,10 @@ fn dates_may_carry_a_time() {
         let bars = read(with_row(&format!("{date},1,2,1,1,1,1"))).unwrap();
         assert_eq!(bars.dates()[1].to_string(), "2020-01-03", "{date}");
     }
-    for date in [
-        "",
-        "03/01/2020",
-        "2020-13-01",
-        "1577836800",
-        "tomorrow",
-        "2020-02-30",
-    ] {
+    for date in ["", "03/01/2020", "2020-13-01", "1577836800", "tomorrow", "2020-02-30"] {
         let message = refusal(with_row(&format!("{date},1,2,1,1,1,1")));
         assert!(
-            message.starts_with(&format!(
-                "a.csv:3: column `date` holds {date:?}, which is not a date"
-            )),
+            message.starts_with(&format!("a.csv:3: column `date` holds {date:?}, which is not a date")),
             "{message}"
         );
     }
@@ -121,20 +100,10 @@ fn foreign_encodings_are_refused_by_name() {
     for mark in ["", "\u{FEFF}"] {
         let little = utf16(&format!("{mark}{text}"), u16::to_le_bytes);
         let big = utf16(&format!("{mark}{text}"), u16::to_be_bytes);
-        assert_eq!(
-            refusal(little),
-            "a.csv: is UTF-16 (little endian); save it as UTF-8"
-        );
-        assert_eq!(
-            refusal(big),
-            "a.csv: is UTF-16 (big endian); save it as UTF-8"
-        );
+        assert_eq!(refusal(little), "a.csv: is UTF-16 (little endian); save it as UTF-8");
+        assert_eq!(refusal(big), "a.csv: is UTF-16 (big endian); save it as UTF-8");
     }
-    let latin = [
-        with_row("2020-01-03,1,2,1,").trim_end().as_bytes(),
-        b"\xE9,1,1\n",
-    ]
-    .concat();
+    let latin = [with_row("2020-01-03,1,2,1,").trim_end().as_bytes(), b"\xE9,1,1\n"].concat();
     assert_eq!(
         refusal(latin),
         "a.csv:3: holds bytes that are not UTF-8; save the file as UTF-8"
@@ -148,12 +117,7 @@ fn numbers_may_be_scientific_or_have_quoted_thousands() {
     ))
     .unwrap();
     assert_eq!(
-        (
-            bars.open()[1],
-            bars.high()[1],
-            bars.low()[1],
-            bars.close()[1]
-        ),
+        (bars.open()[1], bars.high()[1], bars.low()[1], bars.close()[1]),
         (1049.34, 1e5, 150.0, 1200.0)
     );
     assert_eq!(bars.volume()[1], 3_442_870_000.0);
@@ -161,13 +125,8 @@ fn numbers_may_be_scientific_or_have_quoted_thousands() {
 
 #[test]
 fn a_type_is_not_guessed_from_early_rows() {
-    let rows: String = (1..=28)
-        .map(|day| format!("2021-01-{day:02},1,2,1,1,1,1\n"))
-        .collect();
-    let bars = read(format!(
-        "{HEADER}{rows}2021-02-01,1.5,2.5,1.25,1e0,1,1.75\n"
-    ))
-    .unwrap();
+    let rows: String = (1..=28).map(|day| format!("2021-01-{day:02},1,2,1,1,1,1\n")).collect();
+    let bars = read(format!("{HEADER}{rows}2021-02-01,1.5,2.5,1.25,1e0,1,1.75\n")).unwrap();
     assert_eq!((bars.open()[28], bars.volume()[28]), (1.5, 1.75));
     let message = refusal(format!("{HEADER}{rows}2021-02-01,1,2,1,one,1,1\n"));
     assert!(
@@ -200,10 +159,7 @@ fn cells_that_are_no_number_are_refused_with_their_place() {
 
 #[test]
 fn volume_may_be_zero_but_not_negative() {
-    assert_eq!(
-        read(with_row("2020-01-03,1,2,1,1,1,0")).unwrap().volume()[1],
-        0.0
-    );
+    assert_eq!(read(with_row("2020-01-03,1,2,1,1,1,0")).unwrap().volume()[1], 0.0);
     let message = refusal(with_row("2020-01-03,1,2,1,1,1,-1"));
     assert!(
         message.starts_with("a.csv:3: column `volume` holds \"-1\", which is below zero"),
@@ -232,18 +188,13 @@ fn headers_that_lack_or_repeat_a_column_are_refused() {
         let header = HEADER.replacen(column, "other", 1);
         let message = refusal(format!("{header}{DAY_1}"));
         assert!(
-            message.starts_with(&format!(
-                "a.csv:1: has no column `{column}`; the header reads "
-            )),
+            message.starts_with(&format!("a.csv:1: has no column `{column}`; the header reads ")),
             "{message}"
         );
         assert!(message.contains("other"), "{message}");
     }
     let twice = refusal("date,open,high,low,close,Close,volume\n2020-01-02,1,1,1,1,1,1\n");
-    assert_eq!(
-        twice,
-        "a.csv:1: has two columns `close`; remove or rename one"
-    );
+    assert_eq!(twice, "a.csv:1: has two columns `close`; remove or rename one");
     assert!(refusal("date;open;high;low;close;volume\n").contains("no rows"));
     assert!(refusal("date;open\n2020-01-02;1\n").contains("separated by commas"));
 }
@@ -256,18 +207,12 @@ fn rows_of_another_length_are_refused() {
         "{message}"
     );
     assert!(refusal(with_row("2020-01-03,1")).starts_with("a.csv:3: has 2 cells"));
-    assert!(
-        refusal(with_row(&format!("2020-01-03,\"1,2,1,1,1,1\n{DAY_2}")))
-            .starts_with("a.csv:3: has 2 cells")
-    );
+    assert!(refusal(with_row(&format!("2020-01-03,\"1,2,1,1,1,1\n{DAY_2}"))).starts_with("a.csv:3: has 2 cells"));
 }
 
 #[test]
 fn an_unclosed_quote_is_quoted_in_short() {
-    let message = refusal(with_row(&format!(
-        "2020-01-03,1,2,1,1,1,\"1\n{}",
-        DAY_2.repeat(100)
-    )));
+    let message = refusal(with_row(&format!("2020-01-03,1,2,1,1,1,\"1\n{}", DAY_2.repeat(100))));
     assert!(
         message.starts_with("a.csv:3: column `volume` holds \"1\\n2020") && message.len() < 200,
         "{message}"
@@ -296,15 +241,9 @@ fn unsorted_and_repeated_days_are_refused_with_both_rows() {
 #[test]
 fn gaps_are_calendar_days() {
     let row = |date: &str| format!("{date},1,2,1,1,1,1\n");
-    let days = [
-        "2020-02-27",
-        "2020-02-28",
-        "2020-03-02",
-        "2020-03-03",
-        "2021-03-03",
-    ]
-    .map(row)
-    .concat();
+    let days = ["2020-02-27", "2020-02-28", "2020-03-02", "2020-03-03", "2021-03-03"]
+        .map(row)
+        .concat();
     assert_eq!(
         read(format!("{HEADER}{days}")).unwrap().day_gaps(),
         [1.0, 1.0, 3.0, 1.0, 365.0]
@@ -332,10 +271,7 @@ fn shipped_files_are_read_whole() {
         assert_eq!(bars.len(), 5031);
         assert!(bars.day_gaps().iter().all(|gap| (1.0..=7.0).contains(gap)));
         assert_eq!(
-            bars.volume()
-                .iter()
-                .filter(|volume| **volume == 0.0)
-                .count(),
+            bars.volume().iter().filter(|volume| **volume == 0.0).count(),
             unrecorded
         );
     }

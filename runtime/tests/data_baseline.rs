@@ -22,9 +22,7 @@ const STEPS: usize = 12;
 #[test]
 fn carry_forward_scores_as_the_reference() {
     for (file, reference) in [("sp500", 0.792), ("nasdaq", 0.808)] {
-        let found = mean_auc(file, &[Feature::LogVolatility5], |fold| {
-            fold.features.clone()
-        });
+        let found = mean_auc(file, &[Feature::LogVolatility5], |fold| fold.features.clone());
         println!("{file}: last 5 days' volatility, AUC {found:.4}, reference {reference}");
         assert!((found - reference).abs() < 0.002, "{file}: {found}");
     }
@@ -34,9 +32,7 @@ fn carry_forward_scores_as_the_reference() {
 fn logistic_regression_scores_as_the_reference() {
     for (file, reference) in [("sp500", 0.840), ("nasdaq", 0.866)] {
         let found = mean_auc(file, &SIX, logistic_scores);
-        println!(
-            "{file}: logistic regression on six features, AUC {found:.4}, reference {reference}"
-        );
+        println!("{file}: logistic regression on six features, AUC {found:.4}, reference {reference}");
         assert!((found - reference).abs() < 0.002, "{file}: {found}");
     }
 }
@@ -74,19 +70,13 @@ fn logistic_scores(fold: &FoldData) -> Vec<f32> {
             .zip(step)
             .for_each(|(weight, delta)| *weight -= delta);
     }
-    inputs
-        .iter()
-        .map(|input| dot(input, &weights) as f32)
-        .collect()
+    inputs.iter().map(|input| dot(input, &weights) as f32).collect()
 }
 
 fn newton_step(fold: &FoldData, inputs: &[[f64; 7]], weights: &[f64; 7]) -> [f64; 7] {
     let mut system = [[0.0; 8]; 7];
     for row in fold.train.iter().map(|row| *row as usize) {
-        let (x, p) = (
-            &inputs[row],
-            1.0 / (1.0 + (-dot(&inputs[row], weights)).exp()),
-        );
+        let (x, p) = (&inputs[row], 1.0 / (1.0 + (-dot(&inputs[row], weights)).exp()));
         for i in 0..7 {
             (0..7).for_each(|j| system[i][j] += p * (1.0 - p) * x[i] * x[j]);
             system[i][7] += (p - f64::from(fold.volatility[row])) * x[i];

@@ -75,9 +75,9 @@ impl Grid {
     pub fn blocks(self, n: usize) -> u32 {
         match self {
             Grid::Fixed(blocks) => blocks,
-            Grid::Elements { per_block, most } => {
-                u32::try_from(n.div_ceil(per_block.max(1) as usize)).unwrap_or(most).min(most)
-            }
+            Grid::Elements { per_block, most } => u32::try_from(n.div_ceil(per_block.max(1) as usize))
+                .unwrap_or(most)
+                .min(most),
         }
     }
 }
@@ -140,6 +140,15 @@ pub enum KernelParam {
     Count {
         /// Name in the text and in the launcher.
         name: String,
+    },
+    /// `int`: how many rows a table of any length has; an index beyond them is taken back to the nearest row.
+    Rows {
+        /// Name in the text.
+        name: String,
+        /// The parameter that is the table.
+        of: String,
+        /// Elements of a row.
+        row_len: usize,
     },
 }
 
@@ -349,6 +358,13 @@ pub enum Arg {
     },
     /// A number of elements.
     Count(i32),
+    /// How many rows a buffer holds.
+    Rows {
+        /// Index of the buffer.
+        buffer: usize,
+        /// Elements of a row.
+        row_len: usize,
+    },
 }
 
 /// The two kernels of a stage.

@@ -19,7 +19,12 @@ pub(super) fn sources(set: &str, kernels: &[Kernel]) -> Vec<Source> {
     }
     let skeletons = skeletons();
     let files = by_entry.into_iter();
-    files.map(|(entry, kernels)| Source { path: names::kernel_file(set, entry), text: file(&skeletons, set, &kernels) }).collect()
+    files
+        .map(|(entry, kernels)| Source {
+            path: names::kernel_file(set, entry),
+            text: file(&skeletons, set, &kernels),
+        })
+        .collect()
 }
 
 fn skeletons() -> Handlebars<'static> {
@@ -41,7 +46,9 @@ fn skeletons() -> Handlebars<'static> {
 }
 
 fn render(skeletons: &Handlebars<'_>, name: &str, data: &impl Serialize) -> String {
-    skeletons.render(name, data).unwrap_or_else(|error| format!("#error template {name}: {error}\n"))
+    skeletons
+        .render(name, data)
+        .unwrap_or_else(|error| format!("#error template {name}: {error}\n"))
 }
 
 fn file(skeletons: &Handlebars<'_>, set: &str, kernels: &[&Kernel]) -> String {
@@ -64,7 +71,9 @@ fn file(skeletons: &Handlebars<'_>, set: &str, kernels: &[&Kernel]) -> String {
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
-        let last = lines.last_mut().filter(|line| line.is_empty() || line.len() + 1 + word.len() <= width);
+        let last = lines
+            .last_mut()
+            .filter(|line| line.is_empty() || line.len() + 1 + word.len() <= width);
         match last {
             Some(line) if line.is_empty() => line.push_str(word),
             Some(line) => {
@@ -79,8 +88,10 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 
 fn param(param: &KernelParam) -> String {
     match param {
-        KernelParam::Buffer { name, elem, access, .. } => format!("{}({}, {name})", pointer_macro(*access), c_type(*elem)),
-        KernelParam::Count { name } => format!("int {name}"),
+        KernelParam::Buffer { name, elem, access, .. } => {
+            format!("{}({}, {name})", pointer_macro(*access), c_type(*elem))
+        }
+        KernelParam::Count { name } | KernelParam::Rows { name, .. } => format!("int {name}"),
     }
 }
 
@@ -136,10 +147,18 @@ fn ops(list: &[Op], level: usize) -> String {
             Op::Set { place, value } => format!("{place} = {value};"),
             Op::Barrier => "__syncthreads();".to_owned(),
             Op::For { head, body } => format!("for ({head}) {{\n{}{indent}}}", ops(body, level + 1)),
-            Op::If { condition, body, otherwise } if otherwise.is_empty() => {
+            Op::If {
+                condition,
+                body,
+                otherwise,
+            } if otherwise.is_empty() => {
                 format!("if ({condition}) {{\n{}{indent}}}", ops(body, level + 1))
             }
-            Op::If { condition, body, otherwise } => {
+            Op::If {
+                condition,
+                body,
+                otherwise,
+            } => {
                 let (body, otherwise) = (ops(body, level + 1), ops(otherwise, level + 1));
                 format!("if ({condition}) {{\n{body}{indent}}} else {{\n{otherwise}{indent}}}")
             }

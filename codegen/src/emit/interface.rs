@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use sha2::{Digest, Sha256};
-use unio_interface::{Arg, Artefacts, Buffer, Init, Kernel as Outer, KernelParam, Launch, Param, Program, Reset, Slot, Source, Stage, State, When};
+use unio_interface::{
+    Arg, Artefacts, Buffer, Init, Kernel as Outer, KernelParam, Launch, Param, Program, Reset, Slot, Source, Stage,
+    State, When,
+};
 
 use crate::equations::Equations;
 use crate::lower::Kernel;
@@ -13,18 +16,36 @@ use crate::plan::Plan;
 use crate::spec::entries;
 use crate::spec::equation::When as Read;
 
-pub(super) fn artefacts(model: &Model, equations: &Equations, plan: &Plan, kernels: &[Kernel], sources: Vec<Source>) -> Artefacts {
+pub(super) fn artefacts(
+    model: &Model,
+    equations: &Equations,
+    plan: &Plan,
+    kernels: &[Kernel],
+    sources: Vec<Source>,
+) -> Artefacts {
     let readers = readers(model, equations);
     let slots: Vec<Slot> = model.slots.iter().map(|s| slot(s, &readers)).collect();
     let states: Vec<State> = model.states.iter().map(|s| state(s, &readers)).collect();
-    let resets = plan.resets.iter().map(|r| Reset { name: r.name.clone(), when: r.when, parts: r.parts.clone() }).collect();
+    let resets = plan
+        .resets
+        .iter()
+        .map(|r| Reset {
+            name: r.name.clone(),
+            when: r.when,
+            parts: r.parts.clone(),
+        })
+        .collect();
     let program = model.network.as_ref().map(|network| program(network, plan, kernels));
     Artefacts {
         set: model.set.clone(),
         fingerprint: fingerprint(&slots, &states, program.as_ref()),
         kernels: kernels.iter().map(|k| kernel(model, k, &sources)).collect(),
         sources,
-        isv_len: slots.iter().map(|s| s.index + s.members.len().max(1)).max().unwrap_or(0),
+        isv_len: slots
+            .iter()
+            .map(|s| s.index + s.members.len().max(1))
+            .max()
+            .unwrap_or(0),
         slots,
         states,
         resets,
@@ -36,7 +57,13 @@ pub(super) fn artefacts(model: &Model, equations: &Equations, plan: &Plan, kerne
 fn fingerprint(slots: &[Slot], states: &[State], program: Option<&Program>) -> String {
     let mut hash = Sha256::new();
     for slot in slots {
-        hash.update(format!("slot {} {} {:?} {}\n", slot.name, slot.index, slot.scratch, slot.members.join(",")));
+        hash.update(format!(
+            "slot {} {} {:?} {}\n",
+            slot.name,
+            slot.index,
+            slot.scratch,
+            slot.members.join(",")
+        ));
     }
     for state in states {
         hash.update(format!("state {} {} {}\n", state.name, state.word, state.int));
@@ -47,7 +74,11 @@ fn fingerprint(slots: &[Slot], states: &[State], program: Option<&Program>) -> S
     for buffer in program.iter().flat_map(|p| &p.buffers).filter(|b| b.kept) {
         hash.update(format!("buffer {} {:?}\n", buffer.name, buffer.shape));
     }
-    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hash.finalize()
+        .iter()
+        .take(16)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// For each slot and state: who reads it, as `entry (prev)`.
@@ -56,7 +87,12 @@ fn readers(model: &Model, equations: &Equations) -> BTreeMap<String, Vec<String>
     let stages = model.network.iter().flat_map(|n| &n.stages).map(|s| s.name.as_str());
     let updates = model.updates.iter().map(|u| u.name.as_str());
     let producers = model.producers.iter().map(|p| p.name.as_str());
-    let programs = equations.stages.iter().map(|s| &s.forward).chain(&equations.updates).chain(&equations.producers);
+    let programs = equations
+        .stages
+        .iter()
+        .map(|s| &s.forward)
+        .chain(&equations.updates)
+        .chain(&equations.producers);
     for (entry, program) in stages.chain(updates).chain(producers).zip(programs) {
         for read in &program.scalars {
             let when = match read.when {
@@ -143,7 +179,15 @@ fn program(network: &Network, plan: &Plan, kernels: &[Kernel]) -> Program {
         heads: network.heads.iter().map(head).collect(),
         train: plan.train.iter().map(|l| launch(l, kernels)).collect(),
         evaluate: plan.evaluate.iter().map(|l| launch(l, kernels)).collect(),
-        stages: plan.stages.iter().map(|(name, forward, adjoint)| Stage { name: name.clone(), forward: *forward, adjoint: *adjoint }).collect(),
+        stages: plan
+            .stages
+            .iter()
+            .map(|(name, forward, adjoint)| Stage {
+                name: name.clone(),
+                forward: *forward,
+                adjoint: *adjoint,
+            })
+            .collect(),
     }
 }
 
@@ -162,13 +206,43 @@ fn buffer(buffer: &crate::plan::Buffer) -> Buffer {
 
 fn launch(launch: &crate::plan::Launch, kernels: &[Kernel]) -> Launch {
     let kernel = &kernels[launch.kernel];
-    let mut args: Vec<Arg> = launch.args.iter().map(|(buffer, start)| Arg::Buffer { buffer: *buffer, start: *start }).collect();
+    let mut args: Vec<Arg> = launch
+        .args
+        .iter()
+        .map(|(buffer, start)| Arg::Buffer {
+            buffer: *buffer,
+            start: *start,
+        })
+        .collect();
+    let names = kernel.params.iter().map(|p| {
+        if let KernelParam::Buffer { name, .. } = p {
+            name.as_str()
+        } else {
+            ""
+        }
+    });
+    let names: Vec<&str> = names.collect();
+    for param in &kernel.params {
+        if let KernelParam::Rows { of, row_len, .. } = param {
+            let table = names.iter().position(|n| n == of).unwrap_or(0);
+            args.push(Arg::Rows {
+                buffer: launch.args[table].0,
+                row_len: *row_len,
+            });
+        }
+    }
     let counted = kernel.params.iter().any(|p| matches!(p, KernelParam::Count { .. }));
     let count = launch.count.unwrap_or(0);
     if counted {
         args.push(Arg::Count(count as i32));
     }
-    Launch { name: launch.name.clone(), kernel: launch.kernel, grid: kernel.grid.blocks(count), args, after: launch.after.clone() }
+    Launch {
+        name: launch.name.clone(),
+        kernel: launch.kernel,
+        grid: kernel.grid.blocks(count),
+        args,
+        after: launch.after.clone(),
+    }
 }
 
 fn param(param: &model::Param) -> Param {
@@ -180,5 +254,11 @@ fn param(param: &model::Param) -> Param {
         model::Init::LecunUniform => Init::Uniform((3.0 / fan_in).sqrt()),
         model::Init::GlorotUniform => Init::Uniform((6.0 / (fan_in + fan_out)).sqrt()),
     };
-    Param { path: param.path.clone(), shape: param.shape.clone(), offset: param.offset, group: param.group.clone(), init }
+    Param {
+        path: param.path.clone(),
+        shape: param.shape.clone(),
+        offset: param.offset,
+        group: param.group.clone(),
+        init,
+    }
 }

@@ -20,15 +20,28 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
             Elem::Real => ("real", format!("{offset} * sizeof(real)")),
             _ => ("int", format!("{} * sizeof(real) + {}", body.shared_reals, offset * 4)),
         };
-        arrays.push(SharedArray { ty, name: name.clone(), offset });
+        arrays.push(SharedArray {
+            ty,
+            name: name.clone(),
+            offset,
+        });
         shared_names.insert(*id, name);
     }
     let mut ops = sample_pointers(kernel, names);
-    let mut lowerer = Lowerer { body, threads: kernel.threads, names, shared_names, namer };
+    let mut lowerer = Lowerer {
+        body,
+        threads: kernel.threads,
+        names,
+        shared_names,
+        namer,
+    };
     lowerer.phases(&body.phases, &mut ops);
     Lowered {
         grid: Grid::Fixed(body.batch as u32),
-        shared: Shared { reals: body.shared_reals as u32, bytes: body.shared_ints as u32 * 4 },
+        shared: Shared {
+            reals: body.shared_reals as u32,
+            bytes: body.shared_ints as u32 * 4,
+        },
         arrays,
         counted: false,
         body: KernelBody::Ops(ops),
@@ -37,8 +50,17 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
 
 /// Moves each per-sample pointer to the block's own sample.
 fn sample_pointers(kernel: &KernelPlan, names: &[String]) -> Vec<Op> {
-    let strided = kernel.params.iter().zip(names).filter_map(|(p, name)| Some((name, p.stride?)));
-    strided.map(|(name, stride)| Op::Set { place: name.clone(), value: format!("{name} + size_t(blockIdx.x) * {stride}") }).collect()
+    let strided = kernel
+        .params
+        .iter()
+        .zip(names)
+        .filter_map(|(p, name)| Some((name, p.stride?)));
+    strided
+        .map(|(name, stride)| Op::Set {
+            place: name.clone(),
+            value: format!("{name} + size_t(blockIdx.x) * {stride}"),
+        })
+        .collect()
 }
 
 struct Lowerer<'a> {
@@ -63,6 +85,13 @@ impl Places for PhasePlaces<'_> {
             Some(register) => Code::atom(register.clone()),
             None => Code::atom(self.memory(tensor, index)),
         }
+    }
+
+    fn rows(&self, tensor: usize) -> String {
+        let global = self.body.homes.get(&tensor).and_then(|home| home.global);
+        global
+            .map(|global| super::rows_name(&self.names[global]))
+            .unwrap_or_default()
     }
 
     fn scalar(&self, scalar: usize) -> Code {
@@ -104,7 +133,9 @@ impl Lowerer<'_> {
                 Phase::Parallel(parallel) => ops.push(self.parallel(parallel, step.as_ref())),
                 Phase::Loop { var, reversed, body } => {
                     let variable = &self.body.program.vars[*var];
-                    let name = self.namer.unique(&crate::names::c_ident(&variable.name.to_ascii_lowercase()));
+                    let name = self
+                        .namer
+                        .unique(&crate::names::c_ident(&variable.name.to_ascii_lowercase()));
                     let last = variable.extent - 1;
                     let head = match reversed {
                         true => format!("int {name} = {last}; {name} >= 0; --{name}"),
@@ -121,12 +152,22 @@ impl Lowerer<'_> {
 
     fn parallel(&mut self, parallel: &Parallel, step: Option<&(usize, String)>) -> Op {
         let program = &self.body.program;
-        let places = PhasePlaces { body: self.body, names: self.names, shared_names: &self.shared_names, registers: BTreeMap::new() };
+        let places = PhasePlaces {
+            body: self.body,
+            names: self.names,
+            shared_names: &self.shared_names,
+            registers: BTreeMap::new(),
+        };
         let mut vars = BTreeMap::new();
         if let Some((var, name)) = step {
             vars.insert(*var, name.clone());
         }
-        let mut printer = Printer { program, places: &places, vars, namer: self.namer.clone() };
+        let mut printer = Printer {
+            program,
+            places: &places,
+            vars,
+            namer: self.namer.clone(),
+        };
         let names: Vec<String> = parallel.vars.iter().map(|v| printer.bind(*v)).collect();
         let extents: Vec<usize> = parallel.vars.iter().map(|v| program.vars[*v].extent).collect();
         let element = printer.namer.unique("e");
@@ -135,19 +176,38 @@ impl Lowerer<'_> {
         self.spread(&names, &extents, &element, body)
     }
 
-    fn items(&self, parallel: &Parallel, step: Option<&(usize, String)>, vars: BTreeMap<usize, String>, mut namer: Namer) -> Vec<Op> {
+    fn items(
+        &self,
+        parallel: &Parallel,
+        step: Option<&(usize, String)>,
+        vars: BTreeMap<usize, String>,
+        mut namer: Namer,
+    ) -> Vec<Op> {
         let program = &self.body.program;
         let mut registers: BTreeMap<TensorId, String> = BTreeMap::new();
         let mut ops = Vec::new();
         for item in &parallel.items {
-            let places =
-                PhasePlaces { body: self.body, names: self.names, shared_names: &self.shared_names, registers: registers.clone() };
-            let mut printer = Printer { program, places: &places, vars: vars.clone(), namer };
+            let places = PhasePlaces {
+                body: self.body,
+                names: self.names,
+                shared_names: &self.shared_names,
+                registers: registers.clone(),
+            };
+            let mut printer = Printer {
+                program,
+                places: &places,
+                vars: vars.clone(),
+                namer,
+            };
             let tensor = &program.tensors[item.assign.tensor];
             let value = printer.expr(&item.assign.value, &mut ops).text();
             namer = printer.namer;
             let register = namer.unique(&format!("{}_", tensor.name));
-            ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value });
+            ops.push(Op::Let {
+                ty: register_type(tensor.elem),
+                name: register.clone(),
+                value,
+            });
             self.store(item, &register, step, &vars, &mut ops);
             if item.carry == Carry::None {
                 registers.insert(item.assign.tensor, register);
@@ -156,11 +216,23 @@ impl Lowerer<'_> {
         ops
     }
 
-    fn store(&self, item: &Item, value: &str, step: Option<&(usize, String)>, vars: &BTreeMap<usize, String>, ops: &mut Vec<Op>) {
+    fn store(
+        &self,
+        item: &Item,
+        value: &str,
+        step: Option<&(usize, String)>,
+        vars: &BTreeMap<usize, String>,
+        ops: &mut Vec<Op>,
+    ) {
         let tensor = item.assign.tensor;
         let program = &self.body.program;
         let home = &self.body.homes[&tensor];
-        let places = PhasePlaces { body: self.body, names: self.names, shared_names: &self.shared_names, registers: BTreeMap::new() };
+        let places = PhasePlaces {
+            body: self.body,
+            names: self.names,
+            shared_names: &self.shared_names,
+            registers: BTreeMap::new(),
+        };
         let step_var = program.scan().map(|s| s.var);
         let index: Vec<String> = item
             .assign
@@ -173,15 +245,29 @@ impl Lowerer<'_> {
             .collect();
         if let Some(name) = self.shared_names.get(&tensor) {
             let place = format!("{name}[{}]", places.shared_index(tensor, &index));
-            ops.push(Op::Set { place, value: value.to_owned() });
+            ops.push(Op::Set {
+                place,
+                value: value.to_owned(),
+            });
         }
         if let Some(global) = home.global {
             let shape = &program.tensors[tensor].shape;
-            let set = |index: &[String]| Op::Set { place: format!("{}[{}]", self.names[global], flat(shape, index)), value: value.to_owned() };
+            let set = |index: &[String]| Op::Set {
+                place: format!("{}[{}]", self.names[global], flat(shape, index)),
+                value: value.to_owned(),
+            };
             match (item.carry, step) {
                 (Carry::Next, Some((_, t))) => {
-                    let next: Vec<String> = index.iter().enumerate().map(|(n, i)| if n == 0 { format!("({t} + 1)") } else { i.clone() }).collect();
-                    ops.push(Op::If { condition: format!("{t} + 1 < {}", shape[0]), body: vec![set(&next)], otherwise: Vec::new() });
+                    let next: Vec<String> = index
+                        .iter()
+                        .enumerate()
+                        .map(|(n, i)| if n == 0 { format!("({t} + 1)") } else { i.clone() })
+                        .collect();
+                    ops.push(Op::If {
+                        condition: format!("{t} + 1 < {}", shape[0]),
+                        body: vec![set(&next)],
+                        otherwise: Vec::new(),
+                    });
                 }
                 _ => ops.push(set(&index)),
             }
@@ -193,7 +279,11 @@ impl Lowerer<'_> {
         let total: usize = extents.iter().product();
         let threads = self.threads as usize;
         if names.is_empty() {
-            return Op::If { condition: "threadIdx.x == 0".into(), body, otherwise: Vec::new() };
+            return Op::If {
+                condition: "threadIdx.x == 0".into(),
+                body,
+                otherwise: Vec::new(),
+            };
         }
         let single = names.len() == 1;
         let counter = if single { names[0].as_str() } else { element };
@@ -206,16 +296,31 @@ impl Lowerer<'_> {
                     (_, 1) => format!("{element} % {}", extents[n]),
                     (_, inner) => format!("{element} / {inner} % {}", extents[n]),
                 };
-                ops.push(Op::Let { ty: "int", name: name.clone(), value });
+                ops.push(Op::Let {
+                    ty: "int",
+                    name: name.clone(),
+                    value,
+                });
             }
             ops.extend(body);
             body = ops;
         }
         if total <= threads {
-            let mut all = vec![Op::Let { ty: "int", name: counter.to_owned(), value: "threadIdx.x".into() }];
+            let mut all = vec![Op::Let {
+                ty: "int",
+                name: counter.to_owned(),
+                value: "threadIdx.x".into(),
+            }];
             all.extend(body);
-            return Op::If { condition: format!("threadIdx.x < {total}"), body: all, otherwise: Vec::new() };
+            return Op::If {
+                condition: format!("threadIdx.x < {total}"),
+                body: all,
+                otherwise: Vec::new(),
+            };
         }
-        Op::For { head: format!("int {counter} = threadIdx.x; {counter} < {total}; {counter} += {threads}"), body }
+        Op::For {
+            head: format!("int {counter} = threadIdx.x; {counter} < {total}; {counter} += {threads}"),
+            body,
+        }
     }
 }

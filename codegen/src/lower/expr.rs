@@ -49,12 +49,19 @@ const SELECT: u8 = 2;
 impl Code {
     /// A name, a call or an element.
     pub(super) fn atom(text: impl Into<String>) -> Self {
-        Self { text: text.into(), level: ATOM }
+        Self {
+            text: text.into(),
+            level: ATOM,
+        }
     }
 
     /// The text where only what binds at least so tightly may stand.
     fn at(&self, level: u8) -> String {
-        if self.level >= level { self.text.clone() } else { format!("({})", self.text) }
+        if self.level >= level {
+            self.text.clone()
+        } else {
+            format!("({})", self.text)
+        }
     }
 
     /// The whole text.
@@ -67,6 +74,8 @@ impl Code {
 pub(super) trait Places {
     /// The text of an element whose index is given as text.
     fn load(&self, tensor: usize, index: &[Expr], index_text: &[String]) -> Code;
+    /// How many rows a table of any length has.
+    fn rows(&self, tensor: usize) -> String;
     /// The text of a slot or state.
     fn scalar(&self, scalar: usize) -> Code;
 }
@@ -84,11 +93,26 @@ impl Printer<'_> {
     pub(super) fn expr(&mut self, expr: &Expr, before: &mut Vec<Op>) -> Code {
         match expr {
             Expr::Real(x) => real(*x),
-            Expr::Int(n) => if *n < 0 { Code { text: n.to_string(), level: UNARY } } else { Code::atom(n.to_string()) },
-            Expr::Var(v) => Code::atom(self.vars.get(v).cloned().unwrap_or_else(|| format!("/* unbound {v} */"))),
+            Expr::Int(n) => {
+                if *n < 0 {
+                    Code {
+                        text: n.to_string(),
+                        level: UNARY,
+                    }
+                } else {
+                    Code::atom(n.to_string())
+                }
+            }
+            Expr::Var(v) => Code::atom(
+                self.vars
+                    .get(v)
+                    .cloned()
+                    .unwrap_or_else(|| format!("/* unbound {v} */")),
+            ),
             Expr::Load(tensor, index) => {
-                let level = if index.len() == 1 { SELECT } else { TERM };
-                let text: Vec<String> = index.iter().map(|i| self.expr(i, before).at(level)).collect();
+                let text: Vec<String> = (0..index.len())
+                    .map(|n| self.index(*tensor, n, &index[n], before))
+                    .collect();
                 self.places.load(*tensor, index, &text)
             }
             Expr::Scalar(s) => self.places.scalar(*s),
@@ -100,17 +124,43 @@ impl Printer<'_> {
             Expr::Binary(op, a, b) => self.binary(*op, a, b, before),
             Expr::Select(condition, a, b) => {
                 let (c, a, b) = (self.expr(condition, before), self.expr(a, before), self.expr(b, before));
-                Code { text: format!("{} ? {} : {}", c.at(OR), a.at(OR), b.at(SELECT)), level: SELECT }
+                Code {
+                    text: format!("{} ? {} : {}", c.at(OR), a.at(OR), b.at(SELECT)),
+                    level: SELECT,
+                }
             }
             Expr::Reduce(op, vars, body) => self.reduce(*op, vars, body, before),
         }
     }
 
+    /// One part of an index. What data decides is taken back into the tensor, so that no data reads beyond it.
+    fn index(&mut self, tensor: usize, dim: usize, index: &Expr, before: &mut Vec<Op>) -> String {
+        let code = self.expr(index, before);
+        if matches!(index, Expr::Var(_)) {
+            return code.text();
+        }
+        let extent = match self.program.tensors[tensor].shape[dim] {
+            0 => self.places.rows(tensor),
+            extent => extent.to_string(),
+        };
+        format!("unio_row({}, {extent})", code.text())
+    }
+
     fn unary(&mut self, op: UnaryFn, a: &Expr, before: &mut Vec<Op>) -> Code {
         let a = self.expr(a, before);
         let call = match op {
-            UnaryFn::Neg => return Code { text: format!("-{}", a.at(ATOM)), level: UNARY },
-            UnaryFn::Not => return Code { text: format!("!{}", a.at(ATOM)), level: UNARY },
+            UnaryFn::Neg => {
+                return Code {
+                    text: format!("-{}", a.at(ATOM)),
+                    level: UNARY,
+                };
+            }
+            UnaryFn::Not => {
+                return Code {
+                    text: format!("!{}", a.at(ATOM)),
+                    level: UNARY,
+                };
+            }
             UnaryFn::Stop => return a,
             UnaryFn::Abs => "unio_abs",
             UnaryFn::Exp => "unio_exp",
@@ -133,7 +183,10 @@ impl Printer<'_> {
             return fused;
         }
         let (x, y) = (self.expr(a, before), self.expr(b, before));
-        let infix = |sign: &str, level: u8| Code { text: format!("{} {sign} {}", x.at(level), y.at(level + 1)), level };
+        let infix = |sign: &str, level: u8| Code {
+            text: format!("{} {sign} {}", x.at(level), y.at(level + 1)),
+            level,
+        };
         let int = self.program.elem(a) == Elem::Int;
         match op {
             BinaryFn::Add => infix("+", SUM),
@@ -160,7 +213,13 @@ impl Printer<'_> {
         if self.program.elem(a) != Elem::Real {
             return None;
         }
-        let product = |e: &Expr| if let Expr::Binary(BinaryFn::Mul, x, y) = e { Some(((**x).clone(), (**y).clone())) } else { None };
+        let product = |e: &Expr| {
+            if let Expr::Binary(BinaryFn::Mul, x, y) = e {
+                Some(((**x).clone(), (**y).clone()))
+            } else {
+                None
+            }
+        };
         let (x, y, addend, negate) = match (op, product(a), product(b)) {
             (BinaryFn::Add, Some((x, y)), _) => (x, y, b, false),
             (BinaryFn::Add, None, Some((x, y))) => (x, y, a, false),
@@ -168,8 +227,20 @@ impl Printer<'_> {
             _ => return None,
         };
         let (x, y, c) = (self.expr(&x, before), self.expr(&y, before), self.expr(addend, before));
-        let x = if negate { Code { text: format!("-{}", x.at(ATOM)), level: UNARY } } else { x };
-        Some(Code::atom(format!("unio_fma({}, {}, {})", x.text(), y.text(), c.text())))
+        let x = if negate {
+            Code {
+                text: format!("-{}", x.at(ATOM)),
+                level: UNARY,
+            }
+        } else {
+            x
+        };
+        Some(Code::atom(format!(
+            "unio_fma({}, {}, {})",
+            x.text(),
+            y.text(),
+            c.text()
+        )))
     }
 
     fn reduce(&mut self, op: Reduction, vars: &[VarId], body: &Expr, before: &mut Vec<Op>) -> Code {
@@ -179,14 +250,24 @@ impl Printer<'_> {
             Reduction::Max => "-real(unio_inf())",
             Reduction::Min => "real(unio_inf())",
         };
-        before.push(Op::Var { ty: "real", name: acc.clone(), value: start.into() });
+        before.push(Op::Var {
+            ty: "real",
+            name: acc.clone(),
+            value: start.into(),
+        });
         let names: Vec<String> = vars.iter().map(|v| self.bind(*v)).collect();
         let mut inner = Vec::new();
         let value = self.accumulate(op, &acc, body, &mut inner);
-        inner.push(Op::Set { place: acc.clone(), value });
+        inner.push(Op::Set {
+            place: acc.clone(),
+            value,
+        });
         for (var, name) in vars.iter().zip(&names).rev() {
             let extent = self.program.vars[*var].extent;
-            inner = vec![Op::For { head: format!("int {name} = 0; {name} < {extent}; ++{name}"), body: inner }];
+            inner = vec![Op::For {
+                head: format!("int {name} = 0; {name} < {extent}; ++{name}"),
+                body: inner,
+            }];
         }
         before.extend(inner);
         for (var, name) in vars.iter().zip(&names) {
@@ -225,7 +306,10 @@ impl Printer<'_> {
 fn real(x: f64) -> Code {
     match x {
         x if x == f64::INFINITY => Code::atom("real(unio_inf())"),
-        x if x < 0.0 => Code { text: format!("-real({:?})", -x), level: UNARY },
+        x if x < 0.0 => Code {
+            text: format!("-real({:?})", -x),
+            level: UNARY,
+        },
         x if x == x.trunc() && x < 1e9 => Code::atom(format!("real({x:.0})")),
         x => Code::atom(format!("real({x:?})")),
     }
@@ -242,7 +326,11 @@ pub(super) fn flat(shape: &[usize], index: &[String]) -> String {
             (_, stride) => terms.push(format!("{text} * {stride}")),
         }
     }
-    if terms.is_empty() { "0".into() } else { terms.join(" + ") }
+    if terms.is_empty() {
+        "0".into()
+    } else {
+        terms.join(" + ")
+    }
 }
 
 /// C type of a value in a register.

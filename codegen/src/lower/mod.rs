@@ -116,19 +116,39 @@ pub fn lower(plan: &Plan, files: &Files) -> Vec<Kernel> {
 
 fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
     let mut namer = expr::Namer::default();
-    let names: Vec<String> = kernel.params.iter().map(|p| namer.unique(&names::c_ident(&p.name))).collect();
+    let names: Vec<String> = kernel
+        .params
+        .iter()
+        .map(|p| namer.unique(&names::c_ident(&p.name)))
+        .collect();
     let lowered = match &kernel.body {
         Body::Block(body) => block::lower(kernel, body, &names, namer),
         Body::Update(body) => update::lower(kernel, body, &names, namer),
         Body::Producer(body) => producer::lower(kernel, body, &names, namer),
         Body::ReduceAxis0 { batch } => reducer(*batch),
     };
-    let mut params: Vec<KernelParam> = kernel.params.iter().zip(&names).map(|(p, name)| pointer(p, name, batch_of(kernel))).collect();
+    let mut params: Vec<KernelParam> = kernel
+        .params
+        .iter()
+        .zip(&names)
+        .map(|(p, name)| pointer(p, name, batch_of(kernel)))
+        .collect();
+    for (param, name) in kernel.params.iter().zip(&names) {
+        if let Some(row_len) = param.row_len {
+            params.push(KernelParam::Rows {
+                name: rows_name(name),
+                of: name.clone(),
+                row_len,
+            });
+        }
+    }
     if lowered.counted {
         params.push(KernelParam::Count { name: "n".into() });
     }
     let provenance = files.provenance(&kernel.loc);
-    let line = provenance.rfind(':').map_or(provenance.as_str(), |at| &provenance[..at]);
+    let line = provenance
+        .rfind(':')
+        .map_or(provenance.as_str(), |at| &provenance[..at]);
     Kernel {
         symbol: kernel.symbol.clone(),
         entry: kernel.entry.clone(),
@@ -140,6 +160,11 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
         arrays: lowered.arrays,
         body: lowered.body,
     }
+}
+
+/// Parameter that tells the rows of a table of any length; no legal name ends in `_rows_`.
+fn rows_name(table: &str) -> String {
+    format!("{table}_rows_")
 }
 
 /// What the kinds of kernel give to [`Kernel`].
@@ -158,9 +183,19 @@ pub const REDUCER_ROWS: u32 = 8;
 
 fn reducer(batch: usize) -> Lowered {
     Lowered {
-        grid: Grid::Elements { per_block: REDUCER_COLUMNS, most: u32::MAX },
-        shared: Shared { reals: REDUCER_COLUMNS * REDUCER_ROWS, bytes: 0 },
-        arrays: vec![SharedArray { ty: "real", name: "part".into(), offset: "0".into() }],
+        grid: Grid::Elements {
+            per_block: REDUCER_COLUMNS,
+            most: u32::MAX,
+        },
+        shared: Shared {
+            reals: REDUCER_COLUMNS * REDUCER_ROWS,
+            bytes: 0,
+        },
+        arrays: vec![SharedArray {
+            ty: "real",
+            name: "part".into(),
+            offset: "0".into(),
+        }],
         counted: true,
         body: KernelBody::ReduceAxis0 { batch },
     }
@@ -179,7 +214,13 @@ fn pointer(param: &crate::plan::Param, name: &str, batch: usize) -> KernelParam 
         Some(stride) => param.len.map(|len| stride * (batch - 1) + len),
         None => param.len,
     };
-    KernelParam::Buffer { name: name.to_owned(), elem: param.elem, access: param.access, len, role: param.role.clone() }
+    KernelParam::Buffer {
+        name: name.to_owned(),
+        elem: param.elem,
+        access: param.access,
+        len,
+        role: param.role.clone(),
+    }
 }
 
 /// C type of an element.

@@ -61,18 +61,47 @@ pub struct QuantileText {
 }
 
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {
-    for reserved in ["n", "e", "warp", "lane", "counted", "found", "partial", "bits", "inside", "bin", "first", "half"] {
+    for reserved in [
+        "n", "e", "warp", "lane", "counted", "found", "partial", "bits", "inside", "bin", "first", "half",
+    ] {
         namer.unique(reserved);
     }
-    let pointers: BTreeMap<TensorId, Pointer> =
-        body.params.iter().map(|(id, param)| (*id, Pointer { name: names[*param].clone(), first: 0 })).collect();
+    let pointers: BTreeMap<TensorId, Pointer> = body
+        .params
+        .iter()
+        .map(|(id, param)| {
+            (
+                *id,
+                Pointer {
+                    name: names[*param].clone(),
+                    first: 0,
+                },
+            )
+        })
+        .collect();
     let scalars: Vec<String> = body.scalars.iter().map(|s| names[*s].clone()).collect();
-    let mut text = ProducerText { threads: kernel.threads, sums: Vec::new(), maxima: Vec::new(), quantiles: Vec::new(), signals: Vec::new() };
+    let mut text = ProducerText {
+        threads: kernel.threads,
+        sums: Vec::new(),
+        maxima: Vec::new(),
+        quantiles: Vec::new(),
+        signals: Vec::new(),
+    };
     let mut results = BTreeMap::new();
     for (n, statistic) in body.program.statistics.iter().enumerate() {
-        let places = Equations { program: &body.program, pointers: pointers.clone(), scalars: scalars.clone(), values: BTreeMap::new() };
+        let places = Equations {
+            program: &body.program,
+            pointers: pointers.clone(),
+            scalars: scalars.clone(),
+            values: BTreeMap::new(),
+        };
         let vars = BTreeMap::from([(statistic.element, "e".to_owned())]);
-        let mut printer = Printer { program: &body.program, places: &places, vars, namer: namer.clone() };
+        let mut printer = Printer {
+            program: &body.program,
+            places: &places,
+            vars,
+            namer: namer.clone(),
+        };
         let mut before = Vec::new();
         let measured = measured(statistic.kind, &statistic.value);
         let value = printer.expr(&measured, &mut before).text();
@@ -80,18 +109,36 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
         results.insert(statistic.tensor, result.clone());
         match statistic.kind {
             StatisticKind::Quantile(q) => {
-                text.quantiles.push(QuantileText { counts: format!("counts_{n}"), before, value, share: format!("{q:?}"), result });
+                text.quantiles.push(QuantileText {
+                    counts: format!("counts_{n}"),
+                    before,
+                    value,
+                    share: format!("{q:?}"),
+                    result,
+                });
             }
             kind => {
                 let total = format!("total_{n}");
                 let finish = finish(kind, &total);
-                let sum = SumText { acc: format!("acc_{n}"), before, value, total, result, finish };
-                if kind == StatisticKind::Max { text.maxima.push(sum) } else { text.sums.push(sum) }
+                let sum = SumText {
+                    acc: format!("acc_{n}"),
+                    before,
+                    value,
+                    total,
+                    result,
+                    finish,
+                };
+                if kind == StatisticKind::Max {
+                    text.maxima.push(sum)
+                } else {
+                    text.sums.push(sum)
+                }
             }
         }
     }
     for signal in &body.signals {
-        text.signals.extend(smooth(body, signal, names, &results, &pointers, &scalars, &namer));
+        text.signals
+            .extend(smooth(body, signal, names, &results, &pointers, &scalars, &namer));
     }
     let (arrays, bytes) = arrays(&text);
     Lowered {
@@ -126,7 +173,11 @@ fn arrays(text: &ProducerText) -> (Vec<SharedArray>, u32) {
     let mut offset = 0;
     let mut arrays = Vec::new();
     let mut add = |ty, name: &str, bytes: usize| {
-        arrays.push(SharedArray { ty, name: name.to_owned(), offset: offset.to_string() });
+        arrays.push(SharedArray {
+            ty,
+            name: name.to_owned(),
+            offset: offset.to_string(),
+        });
         offset += bytes;
     };
     add("double", "partial", threads * 8);
@@ -150,20 +201,46 @@ fn smooth(
     scalars: &[String],
     namer: &Namer,
 ) -> Vec<Op> {
-    let places = Equations { program: &body.program, pointers: pointers.clone(), scalars: scalars.to_vec(), values: results.clone() };
+    let places = Equations {
+        program: &body.program,
+        pointers: pointers.clone(),
+        scalars: scalars.to_vec(),
+        values: results.clone(),
+    };
     let mut namer = namer.clone();
     let x = namer.unique(&format!("{}_x", body.program.tensors[signal.tensor].name));
-    let mut printer = Printer { program: &body.program, places: &places, vars: BTreeMap::new(), namer };
+    let mut printer = Printer {
+        program: &body.program,
+        places: &places,
+        vars: BTreeMap::new(),
+        namer,
+    };
     let mut ops = Vec::new();
-    let Some((assign, _)) = body.program.assigns().find(|(a, _)| a.tensor == signal.tensor) else { return ops };
+    let Some((assign, _)) = body.program.assigns().find(|(a, _)| a.tensor == signal.tensor) else {
+        return ops;
+    };
     let value = printer.expr(&assign.value, &mut ops).text();
     let namer = printer.namer;
-    ops.push(Op::Let { ty: "float", name: x.clone(), value });
-    ops.push(Op::Set { place: format!("{}[0]", names[signal.observed]), value: x.clone() });
+    ops.push(Op::Let {
+        ty: "float",
+        name: x.clone(),
+        value,
+    });
+    ops.push(Op::Set {
+        place: format!("{}[0]", names[signal.observed]),
+        value: x.clone(),
+    });
     let skipped = &names[signal.skipped];
-    let count = Op::Set { place: format!("{skipped}[0]"), value: format!("{skipped}[0] + 1") };
+    let count = Op::Set {
+        place: format!("{skipped}[0]"),
+        value: format!("{skipped}[0] + 1"),
+    };
     let body = law(body, signal, names, &x, namer);
-    ops.push(Op::If { condition: format!("unio_isfinite({x})"), body, otherwise: vec![count] });
+    ops.push(Op::If {
+        condition: format!("unio_isfinite({x})"),
+        body,
+        otherwise: vec![count],
+    });
     ops
 }
 
@@ -173,8 +250,14 @@ fn law(body: &ProducerBody, signal: &SignalPlan, names: &[String], x: &str, name
     let mut pointers = BTreeMap::new();
     for (id, tensor) in law.tensors.iter().enumerate() {
         let place = match body.states.iter().position(|s| *s == tensor.name) {
-            Some(n) => Pointer { name: names[signal.states].clone(), first: n },
-            None => Pointer { name: names[signal.slot].clone(), first: 0 },
+            Some(n) => Pointer {
+                name: names[signal.states].clone(),
+                first: n,
+            },
+            None => Pointer {
+                name: names[signal.slot].clone(),
+                first: 0,
+            },
         };
         match tensor.role {
             Role::Input => {
@@ -186,5 +269,12 @@ fn law(body: &ProducerBody, signal: &SignalPlan, names: &[String], x: &str, name
             _ => {}
         }
     }
-    Equations { program: law, pointers, scalars: Vec::new(), values }.lower(None, namer).0
+    Equations {
+        program: law,
+        pointers,
+        scalars: Vec::new(),
+        values,
+    }
+    .lower(None, namer)
+    .0
 }

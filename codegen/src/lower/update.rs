@@ -13,22 +13,62 @@ use crate::plan::{KernelPlan, UpdateBody};
 pub(super) const MOST_BLOCKS: u32 = 256;
 
 pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], namer: Namer) -> Lowered {
-    let pointers = body.params.iter().map(|(id, param)| (*id, Pointer { name: names[*param].clone(), first: 0 })).collect();
+    let pointers = body
+        .params
+        .iter()
+        .map(|(id, param)| {
+            (
+                *id,
+                Pointer {
+                    name: names[*param].clone(),
+                    first: 0,
+                },
+            )
+        })
+        .collect();
     let scalars = body.scalars.iter().map(|s| names[*s].clone()).collect();
     let element = body.element.map(|var| (var, body.program.vars[var].name.clone()));
-    let equations = Equations { program: &body.program, pointers, scalars, values: BTreeMap::new() };
+    let equations = Equations {
+        program: &body.program,
+        pointers,
+        scalars,
+        values: BTreeMap::new(),
+    };
     let (ops, element) = equations.lower(element.map(|(var, _)| var), namer);
     let Some(element) = element else {
-        return Lowered { grid: Grid::Fixed(1), shared: Shared::default(), arrays: Vec::new(), counted: false, body: KernelBody::Ops(ops) };
+        return Lowered {
+            grid: Grid::Fixed(1),
+            shared: Shared::default(),
+            arrays: Vec::new(),
+            counted: false,
+            body: KernelBody::Ops(ops),
+        };
     };
     let threads = kernel.threads;
     let (count, grid) = match body.len {
-        Some(len) => (len.to_string(), Grid::Fixed((len as u32).div_ceil(threads).min(MOST_BLOCKS))),
-        None => ("n".to_owned(), Grid::Elements { per_block: threads, most: MOST_BLOCKS }),
+        Some(len) => (
+            len.to_string(),
+            Grid::Fixed((len as u32).div_ceil(threads).min(MOST_BLOCKS)),
+        ),
+        None => (
+            "n".to_owned(),
+            Grid::Elements {
+                per_block: threads,
+                most: MOST_BLOCKS,
+            },
+        ),
     };
-    let head = format!("int {element} = blockIdx.x * {threads} + threadIdx.x; {element} < {count}; {element} += gridDim.x * {threads}");
+    let head = format!(
+        "int {element} = blockIdx.x * {threads} + threadIdx.x; {element} < {count}; {element} += gridDim.x * {threads}"
+    );
     let ops = vec![Op::For { head, body: ops }];
-    Lowered { grid, shared: Shared::default(), arrays: Vec::new(), counted: body.len.is_none(), body: KernelBody::Ops(ops) }
+    Lowered {
+        grid,
+        shared: Shared::default(),
+        arrays: Vec::new(),
+        counted: body.len.is_none(),
+        body: KernelBody::Ops(ops),
+    }
 }
 
 /// A pointer, and the element at which a tensor begins.
@@ -72,6 +112,13 @@ impl Places for Equations<'_> {
         }
     }
 
+    fn rows(&self, tensor: usize) -> String {
+        self.pointers
+            .get(&tensor)
+            .map(|p| super::rows_name(&p.name))
+            .unwrap_or_default()
+    }
+
     fn scalar(&self, scalar: usize) -> Code {
         match self.program.scalars[scalar].int {
             true => Code::atom(format!("{}[0]", self.scalars[scalar])),
@@ -92,15 +139,31 @@ impl Equations<'_> {
         let mut stores = Vec::new();
         for (assign, _) in self.program.assigns() {
             let tensor = &self.program.tensors[assign.tensor];
-            let mut printer = Printer { program: self.program, places: &self, vars: vars.clone(), namer };
+            let mut printer = Printer {
+                program: self.program,
+                places: &self,
+                vars: vars.clone(),
+                namer,
+            };
             let value = printer.expr(&assign.value, &mut ops).text();
             namer = printer.namer;
-            let base = if let Role::Next { .. } = tensor.role { format!("next_{}", tensor.name) } else { format!("{}_", tensor.name) };
+            let base = if let Role::Next { .. } = tensor.role {
+                format!("next_{}", tensor.name)
+            } else {
+                format!("{}_", tensor.name)
+            };
             let register = namer.unique(&base);
-            ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value });
+            ops.push(Op::Let {
+                ty: register_type(tensor.elem),
+                name: register.clone(),
+                value,
+            });
             if let Some(pointer) = self.pointers.get(&assign.tensor) {
                 let index: Vec<String> = assign.index.iter().filter_map(|v| vars.get(v).cloned()).collect();
-                stores.push(Op::Set { place: pointer.element(&flat(&tensor.shape, &index)), value: register.clone() });
+                stores.push(Op::Set {
+                    place: pointer.element(&flat(&tensor.shape, &index)),
+                    value: register.clone(),
+                });
             }
             self.values.insert(assign.tensor, register);
         }
@@ -112,10 +175,20 @@ impl Equations<'_> {
         let mut ops = Vec::new();
         for (id, tensor) in self.program.tensors.iter().enumerate() {
             let is_element = matches!(tensor.role, Role::State | Role::Input) && tensor.shape.len() <= 1;
-            let Some(pointer) = self.pointers.get(&id).filter(|_| is_element) else { continue };
-            let index = if tensor.shape.is_empty() { "0" } else { element.unwrap_or("0") };
+            let Some(pointer) = self.pointers.get(&id).filter(|_| is_element) else {
+                continue;
+            };
+            let index = if tensor.shape.is_empty() {
+                "0"
+            } else {
+                element.unwrap_or("0")
+            };
             let register = namer.unique(&format!("{}_", tensor.name));
-            ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value: pointer.element(index) });
+            ops.push(Op::Let {
+                ty: register_type(tensor.elem),
+                name: register.clone(),
+                value: pointer.element(index),
+            });
             self.values.insert(id, register);
         }
         ops

@@ -22,12 +22,20 @@ pub struct Adjoint {
 /// Derives the adjoint of a normal-form program.
 ///
 /// `readers` counts the readers of each output; `wanted` are the inputs whose cotangents somebody reads.
-pub fn adjoint(forward: &Program, readers: &BTreeMap<TensorId, usize>, wanted: &BTreeSet<TensorId>, report: &mut Report) -> Adjoint {
+pub fn adjoint(
+    forward: &Program,
+    readers: &BTreeMap<TensorId, usize>,
+    wanted: &BTreeSet<TensorId>,
+    report: &mut Report,
+) -> Adjoint {
     let active = active_tensors(forward, wanted);
     let mut d = Differentiator {
         forward,
         active: &active,
-        program: Program { body: Vec::new(), ..forward.clone() },
+        program: Program {
+            body: Vec::new(),
+            ..forward.clone()
+        },
         contributions: BTreeMap::new(),
         bars: BTreeMap::new(),
         step: forward.scan().map(|s| s.var),
@@ -43,7 +51,14 @@ pub fn adjoint(forward: &Program, readers: &BTreeMap<TensorId, usize>, wanted: &
 /// Tensors through which a wanted input or a parameter reaches an output.
 fn active_tensors(program: &Program, wanted: &BTreeSet<TensorId>) -> BTreeSet<TensorId> {
     let mut active = wanted.clone();
-    active.extend(program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::Param).map(|(id, _)| id));
+    active.extend(
+        program
+            .tensors
+            .iter()
+            .enumerate()
+            .filter(|(_, t)| t.role == Role::Param)
+            .map(|(id, _)| id),
+    );
     loop {
         let before = active.len();
         for (assign, _) in program.assigns() {
@@ -53,7 +68,9 @@ fn active_tensors(program: &Program, wanted: &BTreeSet<TensorId>) -> BTreeSet<Te
             }
         }
         for (id, tensor) in program.tensors.iter().enumerate() {
-            if let Role::Carry { from } = tensor.role && active.contains(&from) {
+            if let Role::Carry { from } = tensor.role
+                && active.contains(&from)
+            {
                 active.insert(id);
             }
         }
@@ -91,11 +108,22 @@ impl Differentiator<'_> {
         for (&output, &count) in readers {
             for reader in 0..count {
                 let tensor = &self.forward.tensors[output];
-                let name = if count == 1 { format!("d_{}", tensor.name) } else { format!("d_{}_{}", tensor.name, reader + 1) };
-                let given = Tensor { name, role: Role::CotangentIn { of: output, reader }, ..tensor.clone() };
+                let name = if count == 1 {
+                    format!("d_{}", tensor.name)
+                } else {
+                    format!("d_{}_{}", tensor.name, reader + 1)
+                };
+                let given = Tensor {
+                    name,
+                    role: Role::CotangentIn { of: output, reader },
+                    ..tensor.clone()
+                };
                 let given = self.program.add_tensor(given);
                 let index = self.own_vars(output).iter().copied().map(Expr::Var).collect();
-                self.contributions.entry(output).or_default().push(Expr::Load(given, index));
+                self.contributions
+                    .entry(output)
+                    .or_default()
+                    .push(Expr::Load(given, index));
             }
         }
     }
@@ -120,7 +148,11 @@ impl Differentiator<'_> {
         }
         self.ends(|d, id| d.is_in_scan(id));
         self.fill_carry_cotangents();
-        Scan { var: scan.var, reversed: true, body: std::mem::take(&mut self.out) }
+        Scan {
+            var: scan.var,
+            reversed: true,
+            body: std::mem::take(&mut self.out),
+        }
     }
 
     /// What the step after wants of an output that it carries.
@@ -131,26 +163,49 @@ impl Differentiator<'_> {
             if !self.active.contains(&id) {
                 continue;
             }
-            let bar = Tensor { name: format!("d_{}", tensor.name), role: Role::Local, ..tensor.clone() };
-            let next = Tensor { name: format!("d_{}_next", tensor.name), ..bar.clone() };
+            let bar = Tensor {
+                name: format!("d_{}", tensor.name),
+                role: Role::Local,
+                ..tensor.clone()
+            };
+            let next = Tensor {
+                name: format!("d_{}_next", tensor.name),
+                ..bar.clone()
+            };
             let bar = self.program.add_tensor(bar);
-            let next = self.program.add_tensor(Tensor { role: Role::Carry { from: bar }, ..next });
+            let next = self.program.add_tensor(Tensor {
+                role: Role::Carry { from: bar },
+                ..next
+            });
             let vars = self.own_vars(id);
             self.bars.insert(id, (bar, vars));
             let index = self.own_vars(from).iter().copied().map(Expr::Var).collect();
-            self.contributions.entry(from).or_default().push(Expr::Load(next, index));
+            self.contributions
+                .entry(from)
+                .or_default()
+                .push(Expr::Load(next, index));
         }
     }
 
     /// Every carried tensor has a cotangent, if only zero, because the carry reads it.
     fn fill_carry_cotangents(&mut self) {
-        let carries: Vec<TensorId> = self.bars.keys().copied().filter(|id| matches!(self.forward.tensors[*id].role, Role::Carry { .. })).collect();
+        let carries: Vec<TensorId> = self
+            .bars
+            .keys()
+            .copied()
+            .filter(|id| matches!(self.forward.tensors[*id].role, Role::Carry { .. }))
+            .collect();
         for id in carries {
             let (bar, index) = self.bars[&id].clone();
             let parts = self.contributions.remove(&id).unwrap_or_default();
             let value = parts.into_iter().fold(Expr::Real(0.0), Expr::add);
             let loc = self.forward.tensors[id].loc.clone();
-            self.out.push(Assign { tensor: bar, index, value, loc });
+            self.out.push(Assign {
+                tensor: bar,
+                index,
+                value,
+                loc,
+            });
         }
     }
 
@@ -184,8 +239,16 @@ impl Differentiator<'_> {
             Role::Param => Role::ParamGradient { of: id },
             _ => Role::Local,
         };
-        let name = if tensor.role == Role::Output { format!("{name}_total") } else { name };
-        let bar = Tensor { name, role, ..tensor.clone() };
+        let name = if tensor.role == Role::Output {
+            format!("{name}_total")
+        } else {
+            name
+        };
+        let bar = Tensor {
+            name,
+            role,
+            ..tensor.clone()
+        };
         if !matches!(tensor.role, Role::Carry { .. }) {
             let bar = self.program.add_tensor(bar);
             self.bars.insert(id, (bar, vars.clone()));
@@ -202,8 +265,14 @@ impl Differentiator<'_> {
                 return assign.index.iter().copied().map(name).collect();
             }
             assign.value.visit(&mut |e| {
-                if let Expr::Load(t, index) = e && *t == id && names.is_empty() {
-                    names = index.iter().map(|i| if let Expr::Var(v) = i { name(*v) } else { "i".into() }).collect();
+                if let Expr::Load(t, index) = e
+                    && *t == id
+                    && names.is_empty()
+                {
+                    names = index
+                        .iter()
+                        .map(|i| if let Expr::Var(v) = i { name(*v) } else { "i".into() })
+                        .collect();
                 }
             });
         }
@@ -224,14 +293,21 @@ impl Differentiator<'_> {
 
     /// Assigns a tensor's cotangent the sum of what its readers contributed.
     fn join(&mut self, id: TensorId, loc: &Loc) -> bool {
-        let Some(parts) = self.contributions.remove(&id).or_else(|| self.always(id)) else { return false };
+        let Some(parts) = self.contributions.remove(&id).or_else(|| self.always(id)) else {
+            return false;
+        };
         let (bar, index) = self.bars[&id].clone();
         let value = parts.into_iter().fold(Expr::Real(0.0), Expr::add);
         if let Some(same) = self.alias(bar, &index, &value) {
             self.bars.insert(id, (same, index));
             return true;
         }
-        self.out.push(Assign { tensor: bar, index, value, loc: loc.clone() });
+        self.out.push(Assign {
+            tensor: bar,
+            index,
+            value,
+            loc: loc.clone(),
+        });
         true
     }
 
@@ -249,10 +325,24 @@ impl Differentiator<'_> {
             return seed;
         }
         let of = &self.forward.tensors[at.tensor];
-        let count = self.program.tensors.iter().filter(|t| t.name.starts_with(&format!("d_{}_part", of.name))).count();
+        let count = self
+            .program
+            .tensors
+            .iter()
+            .filter(|t| t.name.starts_with(&format!("d_{}_part", of.name)))
+            .count();
         let name = format!("d_{}_part{}", of.name, count + 1);
-        let shared = self.program.add_tensor(Tensor { name, role: Role::Local, ..of.clone() });
-        self.out.push(Assign { tensor: shared, index: at.free.clone(), value: seed, loc: at.loc.clone() });
+        let shared = self.program.add_tensor(Tensor {
+            name,
+            role: Role::Local,
+            ..of.clone()
+        });
+        self.out.push(Assign {
+            tensor: shared,
+            index: at.free.clone(),
+            value: seed,
+            loc: at.loc.clone(),
+        });
         Expr::Load(shared, at.free.iter().copied().map(Expr::Var).collect())
     }
 
@@ -270,7 +360,12 @@ impl Differentiator<'_> {
         let (bar, _) = self.bars[&assign.tensor];
         let seed = Expr::Load(bar, assign.index.iter().copied().map(Expr::Var).collect());
         let whole = Expr::Load(assign.tensor, assign.index.iter().copied().map(Expr::Var).collect());
-        let mut at = Site { tensor: assign.tensor, free: assign.index.clone(), reduced: false, loc: assign.loc.clone() };
+        let mut at = Site {
+            tensor: assign.tensor,
+            free: assign.index.clone(),
+            reduced: false,
+            loc: assign.loc.clone(),
+        };
         match &assign.value {
             Expr::Reduce(Reduction::Sum, vars, body) => {
                 at.free.extend(vars);
@@ -278,7 +373,8 @@ impl Differentiator<'_> {
                 self.back(body, seed, None, &at);
             }
             Expr::Reduce(..) if self.is_active(&assign.value) => {
-                self.report.push(Code::NoAdjoint, &assign.loc, "a maximum or minimum over an index");
+                self.report
+                    .push(Code::NoAdjoint, &assign.loc, "a maximum or minimum over an index");
             }
             value => self.back(value, seed, Some(&whole), &at),
         }
@@ -299,10 +395,17 @@ impl Differentiator<'_> {
             Expr::Binary(op, a, b) => self.back_binary(*op, (a, b), seed, whole, at),
             Expr::Select(condition, a, b) => {
                 let zero = Expr::Real(0.0);
-                self.back(a, Expr::select((**condition).clone(), seed.clone(), zero.clone()), None, at);
+                self.back(
+                    a,
+                    Expr::select((**condition).clone(), seed.clone(), zero.clone()),
+                    None,
+                    at,
+                );
                 self.back(b, Expr::select((**condition).clone(), zero, seed), None, at);
             }
-            Expr::Reduce(..) => self.report.push(Code::NoAdjoint, &at.loc, "a reduction inside an expression"),
+            Expr::Reduce(..) => self
+                .report
+                .push(Code::NoAdjoint, &at.loc, "a reduction inside an expression"),
             Expr::Real(_) | Expr::Int(_) | Expr::Var(_) | Expr::Scalar(_) | Expr::ToReal(_) => {}
         }
     }
@@ -360,7 +463,11 @@ impl Differentiator<'_> {
             }
             // The first of two equal values takes the whole derivative.
             BinaryFn::Min | BinaryFn::Max => {
-                let compare = if op == BinaryFn::Max { BinaryFn::Ge } else { BinaryFn::Le };
+                let compare = if op == BinaryFn::Max {
+                    BinaryFn::Ge
+                } else {
+                    BinaryFn::Le
+                };
                 let first = Expr::Binary(compare, Box::new(a.clone()), Box::new(b.clone()));
                 self.back(a, Expr::select(first.clone(), seed.clone(), Expr::Real(0.0)), None, at);
                 self.back(b, Expr::select(first, Expr::Real(0.0), seed), None, at);
@@ -378,7 +485,13 @@ impl Differentiator<'_> {
         for part in index {
             match part {
                 Expr::Var(v) if !named.contains(v) => named.push(*v),
-                _ => return self.report.push(Code::GatherAdjoint, &at.loc, format!("`{}` is gathered from here", self.forward.tensors[tensor].name)),
+                _ => {
+                    return self.report.push(
+                        Code::GatherAdjoint,
+                        &at.loc,
+                        format!("`{}` is gathered from here", self.forward.tensors[tensor].name),
+                    );
+                }
             }
         }
         let own = self.own_vars(tensor);
@@ -387,7 +500,11 @@ impl Differentiator<'_> {
         let from: Vec<VarId> = named.iter().chain(&rest).copied().collect();
         let to: Vec<VarId> = own.iter().chain(&fresh).copied().collect();
         let body = seed.substitute(&from, &to);
-        let value = if fresh.is_empty() { body } else { Expr::Reduce(Reduction::Sum, fresh, Box::new(body)) };
+        let value = if fresh.is_empty() {
+            body
+        } else {
+            Expr::Reduce(Reduction::Sum, fresh, Box::new(body))
+        };
         self.contributions.entry(tensor).or_default().push(value);
     }
 
@@ -419,7 +536,11 @@ struct Keeper<'a> {
 
 impl<'a> Keeper<'a> {
     fn new(forward: &'a Program, looped: &Option<Scan>, outer: &[Assign]) -> Self {
-        let mut keeper = Self { forward, saved: BTreeSet::new(), recomputed: BTreeSet::new() };
+        let mut keeper = Self {
+            forward,
+            saved: BTreeSet::new(),
+            recomputed: BTreeSet::new(),
+        };
         // Values read for all steps at once must be kept; those read step by step may be computed again.
         let inside = looped.iter().flat_map(|s| &s.body).flat_map(|a| a.value.loads());
         let outside: Vec<TensorId> = outer.iter().flat_map(|a| a.value.loads()).collect();
@@ -433,7 +554,9 @@ impl<'a> Keeper<'a> {
     }
 
     fn need(&mut self, id: TensorId, may_recompute: bool) {
-        let Some(tensor) = self.forward.tensors.get(id) else { return };
+        let Some(tensor) = self.forward.tensors.get(id) else {
+            return;
+        };
         match tensor.role {
             Role::Output | Role::Carry { .. } => {
                 self.saved.insert(id);
@@ -467,7 +590,14 @@ impl<'a> Keeper<'a> {
                 tensor.role = Role::Saved;
             }
         }
-        let again = |inside: bool| self.forward.assigns().filter(move |(_, i)| *i == inside).map(|(a, _)| a).filter(|a| self.recomputed.contains(&a.tensor)).cloned();
+        let again = |inside: bool| {
+            self.forward
+                .assigns()
+                .filter(move |(_, i)| *i == inside)
+                .map(|(a, _)| a)
+                .filter(|a| self.recomputed.contains(&a.tensor))
+                .cloned()
+        };
         let mut body: Vec<Node> = again(false).map(Node::Assign).collect();
         if let Some(scan) = looped {
             let all = again(true).chain(scan.body).collect();
@@ -475,6 +605,10 @@ impl<'a> Keeper<'a> {
         }
         body.extend(outer.into_iter().map(Node::Assign));
         program.body = body;
-        Adjoint { program, saved: self.saved.into_iter().collect(), recomputed: self.recomputed.into_iter().collect() }
+        Adjoint {
+            program,
+            saved: self.saved.into_iter().collect(),
+            recomputed: self.recomputed.into_iter().collect(),
+        }
     }
 }

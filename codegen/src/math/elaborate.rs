@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::ir::{Assign, BinaryFn, Elem, Expr, Node, Program, Reduction, Role, ScalarRead, Scan, Statistic, StatisticKind, Tensor, TensorId, UnaryFn, VarId};
+use super::ir::{
+    Assign, BinaryFn, Elem, Expr, Node, Program, Reduction, Role, ScalarRead, Scan, Statistic, StatisticKind, Tensor,
+    TensorId, UnaryFn, VarId,
+};
 use crate::diagnostics::{Code, Loc, Report};
 use crate::spec::equation::{BinaryOp, Expr as Ast, ExprKind, Name, Statement, UnaryOp, When};
 
@@ -93,7 +96,10 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             out: Vec::new(),
         };
         e.step = scope.scan.as_ref().map(|(_, extent)| e.add_var(STEP, Some(*extent)));
-        e.element = scope.element.as_ref().map(|(name, extent)| e.add_var(name, Some(*extent)));
+        e.element = scope
+            .element
+            .as_ref()
+            .map(|(name, extent)| e.add_var(name, Some(*extent)));
         e
     }
 
@@ -104,10 +110,18 @@ impl<'a, 'r> Elaborator<'a, 'r> {
 
     fn declare(&mut self, d: &Declared) {
         let mut shape = d.shape.clone();
-        if d.sliced && let Some((_, steps)) = &self.scope.scan {
+        if d.sliced
+            && let Some((_, steps)) = &self.scope.scan
+        {
             shape.insert(0, *steps);
         }
-        let id = self.program.add_tensor(Tensor { name: d.name.clone(), role: d.role, elem: d.elem, shape, loc: d.loc.clone() });
+        let id = self.program.add_tensor(Tensor {
+            name: d.name.clone(),
+            role: d.role,
+            elem: d.elem,
+            shape,
+            loc: d.loc.clone(),
+        });
         self.sliced.insert(id, d.sliced);
         if let Role::Next { .. } = d.role {
             self.names.insert(format!("next.{}", d.name), id);
@@ -129,7 +143,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     }
 
     fn statement(&mut self, s: &Statement) {
-        let key = if s.target.next { format!("next.{}", s.target.name.text) } else { s.target.name.text.clone() };
+        let key = if s.target.next {
+            format!("next.{}", s.target.name.text)
+        } else {
+            s.target.name.text.clone()
+        };
         let declared = self.names.get(&key).copied();
         if !self.may_assign(s, declared) {
             return;
@@ -142,42 +160,64 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             value = self.when(s, when, value, declared);
         }
         self.resolve_extents(s, &index);
-        let Some(tensor) = declared.or_else(|| self.add_local(s, &index, &value)) else { return };
+        let Some(tensor) = declared.or_else(|| self.add_local(s, &index, &value)) else {
+            return;
+        };
         self.assigned.insert(tensor, s.target.name.loc.clone());
         let full = self.full_index(tensor, index);
         self.push(tensor, full, value, &s.value.loc);
     }
 
     fn push(&mut self, tensor: TensorId, index: Vec<VarId>, value: Expr, loc: &Loc) {
-        self.out.push(Assign { tensor, index, value, loc: loc.clone() });
+        self.out.push(Assign {
+            tensor,
+            index,
+            value,
+            loc: loc.clone(),
+        });
     }
 
     fn full_index(&self, tensor: TensorId, index: Vec<VarId>) -> Vec<VarId> {
         let step = self.step.filter(|_| self.sliced.get(&tensor).copied().unwrap_or(false));
-        let implicit = self.element.filter(|_| index.is_empty() && self.program.tensors[tensor].shape.len() == 1);
+        let implicit = self
+            .element
+            .filter(|_| index.is_empty() && self.program.tensors[tensor].shape.len() == 1);
         step.into_iter().chain(implicit).chain(index).collect()
     }
 
     fn may_assign(&mut self, s: &Statement, declared: Option<TensorId>) -> bool {
         let name = &s.target.name;
         if s.target.next && declared.is_none() {
-            self.report.push(Code::NameUnknown, &name.loc, format!("no state `{}` here", name.text));
+            self.report
+                .push(Code::NameUnknown, &name.loc, format!("no state `{}` here", name.text));
             return false;
         }
         let Some(tensor) = declared else {
             let taken = self.scope.constants.contains_key(&name.text) || self.scope.sizes.contains_key(&name.text);
             if taken {
-                self.report.push(Code::AssignedTwice, &name.loc, format!("`{}` is a constant or a size", name.text));
+                self.report.push(
+                    Code::AssignedTwice,
+                    &name.loc,
+                    format!("`{}` is a constant or a size", name.text),
+                );
             }
             return !taken;
         };
         let role = self.program.tensors[tensor].role;
         if !matches!(role, Role::Output | Role::Next { .. } | Role::Local) {
-            self.report.push(Code::WriteForbidden, &name.loc, format!("`{}` is read only here", name.text));
+            self.report.push(
+                Code::WriteForbidden,
+                &name.loc,
+                format!("`{}` is read only here", name.text),
+            );
             return false;
         }
         if self.assigned.contains_key(&tensor) {
-            self.report.push(Code::AssignedTwice, &name.loc, format!("`{}` already has a value", name.text));
+            self.report.push(
+                Code::AssignedTwice,
+                &name.loc,
+                format!("`{}` already has a value", name.text),
+            );
             return false;
         }
         true
@@ -190,7 +230,12 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             && shape.len() != s.target.indices.len()
             && !(implicit && shape.len() == 1)
         {
-            let label = format!("`{}` has {} dimensions, {} indices are given", s.target.name.text, shape.len(), s.target.indices.len());
+            let label = format!(
+                "`{}` has {} dimensions, {} indices are given",
+                s.target.name.text,
+                shape.len(),
+                s.target.indices.len()
+            );
             self.report.push(Code::RankMismatch, &s.target.name.loc, label);
         }
         let mut index = Vec::new();
@@ -218,7 +263,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             return self.softmax(s, name, args);
         }
         let value = self.expr(&s.value);
-        if declared { self.convert(value, elem, &s.value.loc) } else { self.settle(value) }
+        if declared {
+            self.convert(value, elem, &s.value.loc)
+        } else {
+            self.settle(value)
+        }
     }
 
     /// A plain integer literal becomes real: locals are integers only where something integer is read.
@@ -233,7 +282,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         let condition = self.boolean(when);
         let old = declared.map(|t| self.program.tensors[t].role);
         let Some(Role::Next { of }) = old else {
-            self.report.push(Code::WriteForbidden, &when.loc, format!("`when` goes with `next.{}`", s.target.name.text));
+            self.report.push(
+                Code::WriteForbidden,
+                &when.loc,
+                format!("`when` goes with `next.{}`", s.target.name.text),
+            );
             return value;
         };
         let index = self.implicit_index(of);
@@ -248,7 +301,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     fn resolve_extents(&mut self, s: &Statement, index: &[VarId]) {
         for (name, var) in s.target.indices.iter().zip(index) {
             if self.extents[*var].is_none() {
-                self.report.push(Code::IndexUnbound, &name.loc, format!("nothing tells how far `{}` runs", name.text));
+                self.report.push(
+                    Code::IndexUnbound,
+                    &name.loc,
+                    format!("nothing tells how far `{}` runs", name.text),
+                );
             }
         }
         for (var, extent) in self.program.vars.iter_mut().zip(&self.extents) {
@@ -266,7 +323,13 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             shape.insert(0, self.program.vars[step].extent);
         }
         let name = s.target.name.text.clone();
-        let id = self.program.add_tensor(Tensor { name: name.clone(), role: Role::Local, elem, shape, loc: s.target.name.loc.clone() });
+        let id = self.program.add_tensor(Tensor {
+            name: name.clone(),
+            role: Role::Local,
+            elem,
+            shape,
+            loc: s.target.name.loc.clone(),
+        });
         self.sliced.insert(id, self.step.is_some());
         self.names.insert(name, id);
         Some(id)
@@ -275,7 +338,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     /// `softmax(k, e)` for the index k of the left side: shifted by the maximum, which has no derivative of its own.
     fn softmax(&mut self, s: &Statement, name: &Name, args: &[Ast]) -> Expr {
         let (Some(over), Some(body)) = (args.first(), args.get(1)) else {
-            self.report.push(Code::ArityMismatch, &name.loc, "softmax takes an index and an expression");
+            self.report.push(
+                Code::ArityMismatch,
+                &name.loc,
+                "softmax takes an index and an expression",
+            );
             return Expr::Real(0.0);
         };
         let var = match &over.kind {
@@ -283,7 +350,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             _ => None,
         };
         let Some(var) = var.filter(|_| args.len() == 2) else {
-            self.report.push(Code::IndexUnbound, &over.loc, "softmax runs over an index of the left side");
+            self.report.push(
+                Code::IndexUnbound,
+                &over.loc,
+                "softmax runs over an index of the left side",
+            );
             return Expr::Real(0.0);
         };
         let body = self.expr(body);
@@ -291,7 +362,10 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         let fresh = self.add_var(&self.program.vars[var].name.clone(), self.extents[var]);
         let over_fresh = |e: &Expr| Box::new(e.substitute(&[var], &[fresh]));
         self.extents[fresh] = self.extents[var];
-        let top = Expr::Unary(UnaryFn::Stop, Box::new(Expr::Reduce(Reduction::Max, vec![fresh], over_fresh(&body))));
+        let top = Expr::Unary(
+            UnaryFn::Stop,
+            Box::new(Expr::Reduce(Reduction::Max, vec![fresh], over_fresh(&body))),
+        );
         let weight = Expr::Unary(UnaryFn::Exp, Box::new(Expr::sub(body, top)));
         let total = Expr::Reduce(Reduction::Sum, vec![fresh], over_fresh(&weight));
         Expr::div(weight, total)
@@ -334,7 +408,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         if let Some(value) = self.scope.constants.get(name) {
             return Expr::Real(*value);
         }
-        self.report.push(Code::NameUnknown, loc, format!("`{name}` is no tensor, index, size or constant"));
+        self.report.push(
+            Code::NameUnknown,
+            loc,
+            format!("`{name}` is no tensor, index, size or constant"),
+        );
         Expr::Real(0.0)
     }
 
@@ -342,7 +420,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         let rank = self.own_shape(tensor).len();
         let implicit = self.element.is_some() && rank == 1;
         if rank > 0 && !implicit {
-            self.report.push(Code::RankMismatch, loc, format!("`{name}` has {rank} dimensions: write `{name}[...]`"));
+            self.report.push(
+                Code::RankMismatch,
+                loc,
+                format!("`{name}` has {rank} dimensions: write `{name}[...]`"),
+            );
         }
         self.check_assigned(tensor, name, loc);
         let index = self.full_index(tensor, Vec::new());
@@ -351,19 +433,29 @@ impl<'a, 'r> Elaborator<'a, 'r> {
 
     fn check_assigned(&mut self, tensor: TensorId, name: &str, loc: &Loc) {
         if !self.assigned.contains_key(&tensor) {
-            self.report.push(Code::NameUnknown, loc, format!("`{name}` has no value yet: an equation reads what stands above it"));
+            self.report.push(
+                Code::NameUnknown,
+                loc,
+                format!("`{name}` has no value yet: an equation reads what stands above it"),
+            );
         }
     }
 
     fn load(&mut self, name: &Name, args: &[Ast]) -> Expr {
         let Some(&tensor) = self.names.get(&name.text) else {
-            self.report.push(Code::NameUnknown, &name.loc, format!("no tensor `{}`", name.text));
+            self.report
+                .push(Code::NameUnknown, &name.loc, format!("no tensor `{}`", name.text));
             return Expr::Real(0.0);
         };
         self.check_assigned(tensor, &name.text, &name.loc);
         let shape = self.own_shape(tensor);
         if shape.len() != args.len() {
-            let label = format!("`{}` has {} dimensions, {} indices are given", name.text, shape.len(), args.len());
+            let label = format!(
+                "`{}` has {} dimensions, {} indices are given",
+                name.text,
+                shape.len(),
+                args.len()
+            );
             self.report.push(Code::RankMismatch, &name.loc, label);
             return Expr::Real(0.0);
         }
@@ -403,7 +495,9 @@ impl<'a, 'r> Elaborator<'a, 'r> {
 
     fn scalar(&mut self, when: When, name: &Name, member: Option<&Name>) -> Expr {
         let scalar = self.scope.scalar;
-        let Some(read) = scalar(when, name, member, self.report) else { return Expr::Real(0.0) };
+        let Some(read) = scalar(when, name, member, self.report) else {
+            return Expr::Real(0.0);
+        };
         let index = match self.program.scalars.iter().position(|s| *s == read) {
             Some(index) => index,
             None => {
@@ -417,7 +511,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     fn binary(&mut self, op: BinaryOp, a: &Ast, b: &Ast) -> Expr {
         let f = match op {
             BinaryOp::And | BinaryOp::Or => {
-                let f = if op == BinaryOp::And { BinaryFn::And } else { BinaryFn::Or };
+                let f = if op == BinaryOp::And {
+                    BinaryFn::And
+                } else {
+                    BinaryFn::Or
+                };
                 let (a, b) = (self.boolean(a), self.boolean(b));
                 return Expr::Binary(f, Box::new(a), Box::new(b));
             }
@@ -453,7 +551,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
                 value => Expr::ToReal(Box::new(value)),
             },
             (from, to) => {
-                self.report.push(Code::TypeMismatch, loc, format!("{} stands where {} is needed", type_name(from), type_name(to)));
+                self.report.push(
+                    Code::TypeMismatch,
+                    loc,
+                    format!("{} stands where {} is needed", type_name(from), type_name(to)),
+                );
                 value
             }
         }
@@ -470,7 +572,9 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     }
 
     fn call(&mut self, name: &Name, args: &[Ast], loc: &Loc) -> Expr {
-        if self.scope.statistics && let Some(kind) = self.statistic_kind(name, args) {
+        if self.scope.statistics
+            && let Some(kind) = self.statistic_kind(name, args)
+        {
             return self.statistic(kind, args.last(), loc);
         }
         if self.is_reduction(name, args) {
@@ -484,11 +588,19 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             ("select", [condition, a, b]) => {
                 let condition = self.boolean(condition);
                 let (x, y) = (self.expr(a), self.expr(b));
-                let (x, y) = if self.program.elem(&x) == Elem::Bool { (x, y) } else { self.join(x, y, a, b) };
+                let (x, y) = if self.program.elem(&x) == Elem::Bool {
+                    (x, y)
+                } else {
+                    self.join(x, y, a, b)
+                };
                 Expr::select(condition, x, y)
             }
             ("min" | "max", [a, b]) => {
-                let f = if name.text == "min" { BinaryFn::Min } else { BinaryFn::Max };
+                let f = if name.text == "min" {
+                    BinaryFn::Min
+                } else {
+                    BinaryFn::Max
+                };
                 let (x, y) = (self.expr(a), self.expr(b));
                 let (x, y) = self.join(x, y, a, b);
                 Expr::Binary(f, Box::new(x), Box::new(y))
@@ -512,7 +624,12 @@ impl<'a, 'r> Elaborator<'a, 'r> {
                 elu(a)
             }
             ("softmax", _) => {
-                self.report.push_note(Code::FunctionUnknown, &name.loc, "softmax stands alone on the right side", "give it an equation of its own");
+                self.report.push_note(
+                    Code::FunctionUnknown,
+                    &name.loc,
+                    "softmax stands alone on the right side",
+                    "give it an equation of its own",
+                );
                 Expr::Real(0.0)
             }
             _ => self.unknown_call(name, args, loc),
@@ -521,7 +638,16 @@ impl<'a, 'r> Elaborator<'a, 'r> {
 
     fn statistic_kind(&mut self, name: &Name, args: &[Ast]) -> Option<StatisticKind> {
         Some(match (name.text.as_str(), args) {
-            ("quantile", [Ast { kind: ExprKind::Float(q), .. }, _]) if (0.0..=1.0).contains(q) => StatisticKind::Quantile(*q),
+            (
+                "quantile",
+                [
+                    Ast {
+                        kind: ExprKind::Float(q),
+                        ..
+                    },
+                    _,
+                ],
+            ) if (0.0..=1.0).contains(q) => StatisticKind::Quantile(*q),
             ("p99", [_]) => StatisticKind::Quantile(0.99),
             ("sum", [_]) => StatisticKind::Sum,
             ("mean", [_]) => StatisticKind::Mean,
@@ -535,18 +661,38 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     /// A statistic of each element's value; equal statistics are measured once.
     fn statistic(&mut self, kind: StatisticKind, arg: Option<&Ast>, loc: &Loc) -> Expr {
         let outer = self.element;
-        let element = self.program.vars.iter().position(|v| v.name == ELEMENT).unwrap_or_else(|| self.add_var(ELEMENT, Some(0)));
+        let element = self
+            .program
+            .vars
+            .iter()
+            .position(|v| v.name == ELEMENT)
+            .unwrap_or_else(|| self.add_var(ELEMENT, Some(0)));
         self.element = Some(element);
         let value = arg.map_or(Expr::Real(0.0), |arg| self.real(arg));
         self.element = outer;
-        let known = self.program.statistics.iter().find(|s| s.kind == kind && s.value == value);
+        let known = self
+            .program
+            .statistics
+            .iter()
+            .find(|s| s.kind == kind && s.value == value);
         let tensor = match known {
             Some(known) => known.tensor,
             None => {
                 let name = format!("stat_{}", self.program.statistics.len());
-                let tensor = Tensor { name, role: Role::Statistic, elem: Elem::Real, shape: Vec::new(), loc: loc.clone() };
+                let tensor = Tensor {
+                    name,
+                    role: Role::Statistic,
+                    elem: Elem::Real,
+                    shape: Vec::new(),
+                    loc: loc.clone(),
+                };
                 let tensor = self.program.add_tensor(tensor);
-                self.program.statistics.push(Statistic { kind, value, element, tensor });
+                self.program.statistics.push(Statistic {
+                    kind,
+                    value,
+                    element,
+                    tensor,
+                });
                 tensor
             }
         };
@@ -555,30 +701,55 @@ impl<'a, 'r> Elaborator<'a, 'r> {
 
     fn unknown_call(&mut self, name: &Name, args: &[Ast], loc: &Loc) -> Expr {
         let known = unary_fn(&name.text).is_some()
-            || ["select", "min", "max", "real", "square", "relu", "silu", "elu", "sum", "mean"].contains(&name.text.as_str());
+            || [
+                "select", "min", "max", "real", "square", "relu", "silu", "elu", "sum", "mean",
+            ]
+            .contains(&name.text.as_str());
         match known {
-            true => self.report.push(Code::ArityMismatch, loc, format!("`{}` with {} arguments", name.text, args.len())),
-            false => self.report.push(Code::FunctionUnknown, &name.loc, format!("no function `{}`", name.text)),
+            true => self.report.push(
+                Code::ArityMismatch,
+                loc,
+                format!("`{}` with {} arguments", name.text, args.len()),
+            ),
+            false => self
+                .report
+                .push(Code::FunctionUnknown, &name.loc, format!("no function `{}`", name.text)),
         }
         Expr::Real(0.0)
     }
 
     fn is_reduction(&self, name: &Name, args: &[Ast]) -> bool {
-        let [Ast { kind: ExprKind::Name(index), .. }, _] = args else { return false };
+        let [
+            Ast {
+                kind: ExprKind::Name(index),
+                ..
+            },
+            _,
+        ] = args
+        else {
+            return false;
+        };
         let fresh = !self.names.contains_key(index)
             && !self.scope.constants.contains_key(index)
             && !self.scope.sizes.contains_key(index);
-        matches!(name.text.as_str(), "sum" | "mean") || (matches!(name.text.as_str(), "max" | "min") && fresh && self.lookup_var(index).is_none())
+        matches!(name.text.as_str(), "sum" | "mean")
+            || (matches!(name.text.as_str(), "max" | "min") && fresh && self.lookup_var(index).is_none())
     }
 
     fn reduction(&mut self, name: &Name, args: &[Ast]) -> Expr {
-        let ExprKind::Name(index) = &args[0].kind else { return Expr::Real(0.0) };
+        let ExprKind::Name(index) = &args[0].kind else {
+            return Expr::Real(0.0);
+        };
         let var = self.add_var(index, None);
         self.vars.push((index.clone(), var));
         let body = self.real(&args[1]);
         self.vars.pop();
         let Some(extent) = self.extents[var] else {
-            self.report.push(Code::ExtentUnknown, &args[0].loc, format!("nothing tells how far `{index}` runs"));
+            self.report.push(
+                Code::ExtentUnknown,
+                &args[0].loc,
+                format!("nothing tells how far `{index}` runs"),
+            );
             return Expr::Real(0.0);
         };
         self.program.vars[var].extent = extent;
@@ -596,7 +767,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             if matches!(tensor.role, Role::Output | Role::Next { .. }) && !self.assigned.contains_key(&id) {
                 let next = if tensor.role == Role::Output { "" } else { "next." };
                 let loc = declared.get(id).map_or(&tensor.loc, |d| &d.loc);
-                self.report.push(Code::NotAssigned, loc, format!("no equation gives `{next}{}`", tensor.name));
+                self.report.push(
+                    Code::NotAssigned,
+                    loc,
+                    format!("no equation gives `{next}{}`", tensor.name),
+                );
             }
         }
     }
@@ -604,7 +779,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     fn finish(mut self) -> Program {
         let out = std::mem::take(&mut self.out);
         self.program.body = match self.step {
-            Some(var) => vec![Node::Scan(Scan { var, reversed: false, body: out })],
+            Some(var) => vec![Node::Scan(Scan {
+                var,
+                reversed: false,
+                body: out,
+            })],
             None => out.into_iter().map(Node::Assign).collect(),
         };
         self.program
@@ -613,7 +792,9 @@ impl<'a, 'r> Elaborator<'a, 'r> {
 
 /// Arithmetic of two numbers, in f64, so that `1 - 0.9` is rounded once.
 fn folded(f: BinaryFn, x: &Expr, y: &Expr) -> Option<Expr> {
-    let (Expr::Real(x), Expr::Real(y)) = (x, y) else { return None };
+    let (Expr::Real(x), Expr::Real(y)) = (x, y) else {
+        return None;
+    };
     Some(Expr::Real(match f {
         BinaryFn::Add => x + y,
         BinaryFn::Sub => x - y,

@@ -271,12 +271,17 @@ impl Program {
 
     /// The scan, if there is one.
     pub fn scan(&self) -> Option<&Scan> {
-        self.body.iter().find_map(|n| if let Node::Scan(s) = n { Some(s) } else { None })
+        self.body
+            .iter()
+            .find_map(|n| if let Node::Scan(s) = n { Some(s) } else { None })
     }
 
     /// A new variable.
     pub fn add_var(&mut self, name: &str, extent: usize) -> VarId {
-        self.vars.push(Var { name: name.to_owned(), extent });
+        self.vars.push(Var {
+            name: name.to_owned(),
+            extent,
+        });
         self.vars.len() - 1
     }
 
@@ -292,10 +297,22 @@ impl Program {
             Expr::Real(_) | Expr::ToReal(_) => Elem::Real,
             Expr::Int(_) | Expr::Var(_) => Elem::Int,
             Expr::Load(t, _) => self.tensors[*t].elem,
-            Expr::Scalar(s) => if self.scalars[*s].int { Elem::Int } else { Elem::Real },
+            Expr::Scalar(s) => {
+                if self.scalars[*s].int {
+                    Elem::Int
+                } else {
+                    Elem::Real
+                }
+            }
             Expr::Unary(UnaryFn::Not | UnaryFn::IsFinite, _) => Elem::Bool,
             Expr::Unary(_, a) | Expr::Reduce(_, _, a) => self.elem(a),
-            Expr::Binary(op, a, _) => if op.gives_bool() { Elem::Bool } else { self.elem(a) },
+            Expr::Binary(op, a, _) => {
+                if op.gives_bool() {
+                    Elem::Bool
+                } else {
+                    self.elem(a)
+                }
+            }
             Expr::Select(_, a, _) => self.elem(a),
         }
     }

@@ -10,5 +10,8 @@ mod normal;
 
 pub use adjoint::{Adjoint, adjoint};
 pub use elaborate::{Declared, Scope, elaborate};
-pub use ir::{Assign, BinaryFn, Elem, Expr, Node, Program, Reduction, Role, ScalarRead, Scan, Statistic, StatisticKind, Tensor, TensorId, UnaryFn, Var, VarId};
+pub use ir::{
+    Assign, BinaryFn, Elem, Expr, Node, Program, Reduction, Role, ScalarRead, Scan, Statistic, StatisticKind, Tensor,
+    TensorId, UnaryFn, Var, VarId,
+};
 pub use normal::normalize;

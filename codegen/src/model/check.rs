@@ -25,16 +25,31 @@ fn every_slot_and_state_is_read(model: &Model, report: &mut Report) {
     for stage in model.network.iter().flat_map(|n| &n.stages) {
         stage.statements.iter().for_each(|s| reads(s, &mut read));
     }
-    for slot in model.slots.iter().filter(|s| !s.monitoring && !s.reserved && s.producer.is_some()) {
+    for slot in model
+        .slots
+        .iter()
+        .filter(|s| !s.monitoring && !s.reserved && s.producer.is_some())
+    {
         if !read.contains(&slot.name) {
-            report.push(Code::ReaderMissing, &slot.loc, format!("no equation reads `prev.{0}` or `now.{0}`", slot.name));
+            report.push(
+                Code::ReaderMissing,
+                &slot.loc,
+                format!("no equation reads `prev.{0}` or `now.{0}`", slot.name),
+            );
         }
     }
     for state in model.states.iter().filter(|s| !s.monitoring) {
-        let own = model.updates.iter().filter(|u| Some(&u.name) == state.writer.as_ref() && u.over != Over::Group);
+        let own = model
+            .updates
+            .iter()
+            .filter(|u| Some(&u.name) == state.writer.as_ref() && u.over != Over::Group);
         let at_home = own.flat_map(|u| &u.statements).any(|s| names_state(s, &state.name));
         if !read.contains(&state.name) && !at_home {
-            report.push(Code::ReaderMissing, &state.loc, format!("no equation reads `{}`", state.name));
+            report.push(
+                Code::ReaderMissing,
+                &state.loc,
+                format!("no equation reads `{}`", state.name),
+            );
         }
     }
 }
@@ -55,7 +70,9 @@ fn expr_reads(expr: &Expr, read: &mut BTreeSet<String>) {
 fn names_state(statement: &Statement, name: &str) -> bool {
     let mut found = false;
     for expr in [Some(&statement.value), statement.when.as_ref()].into_iter().flatten() {
-        visit(expr, &mut |e| found |= matches!(&e.kind, ExprKind::Name(n) if n == name));
+        visit(expr, &mut |e| {
+            found |= matches!(&e.kind, ExprKind::Name(n) if n == name)
+        });
     }
     found
 }
@@ -81,7 +98,11 @@ fn symbols_stay_distinct(model: &Model, report: &mut Report) {
         all.extend(slot.members.iter().map(|m| names::slot_member(&slot.name, m)));
         for symbol in all {
             if let Some(other) = symbols.insert(names::rust_const(&symbol), slot.name.clone()) {
-                report.push(Code::NameCollides, &slot.loc, format!("`{symbol}` stands for `{other}` and for `{}`", slot.name));
+                report.push(
+                    Code::NameCollides,
+                    &slot.loc,
+                    format!("`{symbol}` stands for `{other}` and for `{}`", slot.name),
+                );
             }
         }
     }

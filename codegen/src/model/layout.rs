@@ -45,7 +45,13 @@ impl Lock {
 }
 
 /// Gives every slot and state its place: what the spec says, else what the lock says, else the next free one.
-pub fn place(slots: &mut Vec<Slot>, fixed: &BTreeMap<String, usize>, states: &mut Vec<State>, lock: &Lock, report: &mut Report) -> Lock {
+pub fn place(
+    slots: &mut Vec<Slot>,
+    fixed: &BTreeMap<String, usize>,
+    states: &mut Vec<State>,
+    lock: &Lock,
+    report: &mut Report,
+) -> Lock {
     let mut taken = Taken::default();
     for slot in slots.iter_mut() {
         if let Some(&index) = fixed.get(&slot.name) {
@@ -77,8 +83,20 @@ pub fn place(slots: &mut Vec<Slot>, fixed: &BTreeMap<String, usize>, states: &mu
     }
     slots.sort_by_key(|s| s.index);
     let words = place_states(states, lock);
-    let place = |s: &Slot| (s.name.clone(), SlotPlace { index: s.index, scratch: s.scratch, len: s.len() });
-    Lock { slot: slots.iter().map(place).collect(), state: words }
+    let place = |s: &Slot| {
+        (
+            s.name.clone(),
+            SlotPlace {
+                index: s.index,
+                scratch: s.scratch,
+                len: s.len(),
+            },
+        )
+    };
+    Lock {
+        slot: slots.iter().map(place).collect(),
+        state: words,
+    }
 }
 
 fn place_states(states: &mut [State], lock: &Lock) -> BTreeMap<String, usize> {
@@ -105,7 +123,11 @@ impl Taken {
     fn slot(&mut self, slot: &Slot, report: &mut Report) {
         for index in slot.index..slot.index + slot.len() {
             if let Some(other) = self.names.insert(index, slot.name.clone()) {
-                report.push(Code::SlotIndexTwice, &slot.loc, format!("index {index} belongs to `{other}`"));
+                report.push(
+                    Code::SlotIndexTwice,
+                    &slot.loc,
+                    format!("index {index} belongs to `{other}`"),
+                );
             }
         }
         self.slots.insert(slot.index, slot.len());

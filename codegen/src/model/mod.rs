@@ -8,4 +8,7 @@ mod types;
 
 pub use layout::Lock;
 pub use resolve::resolve;
-pub use types::{External, Group, Init, Model, Network, Over, Param, Producer, Slot, Smoothing, Source, Stage, State, Update, Wire, WireSource};
+pub use types::{
+    External, Group, Init, Model, Network, Over, Param, Producer, Slot, Smoothing, Source, Stage, State, Update, Wire,
+    WireSource,
+};

@@ -29,7 +29,12 @@ pub struct GroupDraft {
 impl GroupDraft {
     /// The group.
     pub fn finish(self) -> Group {
-        Group { name: self.name, doc: self.doc, optimizer: self.optimizer, range: self.range }
+        Group {
+            name: self.name,
+            doc: self.doc,
+            optimizer: self.optimizer,
+            range: self.range,
+        }
     }
 }
 
@@ -37,11 +42,28 @@ impl GroupDraft {
 pub fn resolve(spec: &Spec, report: &mut Report) -> Option<Resolved> {
     let entry = spec.models.first()?;
     if let Some(second) = spec.models.get(1) {
-        report.push_note(Code::EntryTwice, &second.loc, "a set has one model", "move it to a set of its own");
+        report.push_note(
+            Code::EntryTwice,
+            &second.loc,
+            "a set has one model",
+            "move it to a set of its own",
+        );
     }
-    let sizes: BTreeMap<String, usize> =
-        entry.keys.size.iter().map(|(k, v)| (k.get_ref().clone(), *v.get_ref() as usize)).collect();
-    let mut r = Resolver { spec, entry, file: entry.loc.file, sizes, report, stages: Vec::new(), params: Vec::new() };
+    let sizes: BTreeMap<String, usize> = entry
+        .keys
+        .size
+        .iter()
+        .map(|(k, v)| (k.get_ref().clone(), *v.get_ref() as usize))
+        .collect();
+    let mut r = Resolver {
+        spec,
+        entry,
+        file: entry.loc.file,
+        sizes,
+        report,
+        stages: Vec::new(),
+        params: Vec::new(),
+    };
     let batch = r.size(&entry.keys.batch)?;
     let externals = r.externals();
     r.stages(&externals, batch);
@@ -79,7 +101,13 @@ pub fn buffer(spec: &Spec, network: &Network, name: &str, report: &mut Report) -
 }
 
 /// Extents of a declared tensor whose dimensions are sizes of the model.
-pub fn shape_of(spec: &Spec, file: usize, tensor: &Tensor, sizes: &BTreeMap<String, usize>, report: &mut Report) -> (Vec<usize>, Elem) {
+pub fn shape_of(
+    spec: &Spec,
+    file: usize,
+    tensor: &Tensor,
+    sizes: &BTreeMap<String, usize>,
+    report: &mut Report,
+) -> (Vec<usize>, Elem) {
     let (shape, elem) = parts(tensor);
     let mut extents = Vec::new();
     for dim in dims(spec, file, shape, report) {
@@ -91,14 +119,23 @@ pub fn shape_of(spec: &Spec, file: usize, tensor: &Tensor, sizes: &BTreeMap<Stri
     (extents, elem)
 }
 
-fn update_output(spec: &Spec, owner: &str, output: &str, sizes: &BTreeMap<String, usize>, report: &mut Report) -> Option<(Vec<usize>, Elem)> {
+fn update_output(
+    spec: &Spec,
+    owner: &str,
+    output: &str,
+    sizes: &BTreeMap<String, usize>,
+    report: &mut Report,
+) -> Option<(Vec<usize>, Elem)> {
     let update = spec.updates.iter().find(|u| u.name == owner)?;
     let (_, tensor) = update.keys.output.iter().find(|(k, _)| k.get_ref() == output)?;
     Some(shape_of(spec, update.loc.file, tensor, sizes, report))
 }
 
 fn output_shape(stage: &Stage, output: &str) -> Option<(Vec<usize>, Elem)> {
-    let declared = stage.declared.iter().find(|d| d.name == output && d.role == Role::Output)?;
+    let declared = stage
+        .declared
+        .iter()
+        .find(|d| d.name == output && d.role == Role::Output)?;
     let mut shape = declared.shape.clone();
     if let Some((_, steps)) = &stage.scan {
         shape.insert(0, *steps);
@@ -134,7 +171,11 @@ impl<'a> Resolver<'a> {
     fn size(&mut self, name: &Str) -> Option<usize> {
         let size = self.sizes.get(name.get_ref()).copied();
         if size.is_none() {
-            self.report.push(Code::SizeUnknown, &loc_of(self.file, name), format!("no size `{}`", name.get_ref()));
+            self.report.push(
+                Code::SizeUnknown,
+                &loc_of(self.file, name),
+                format!("no size `{}`", name.get_ref()),
+            );
         }
         size
     }
@@ -143,7 +184,11 @@ impl<'a> Resolver<'a> {
         let mut externals = Vec::new();
         for (name, _, tensor) in crate::spec::names(self.file, &self.entry.keys.external) {
             let (shape, elem) = shape_of(self.spec, self.file, tensor, &self.sizes, self.report);
-            externals.push(External { name: name.to_owned(), shape, elem });
+            externals.push(External {
+                name: name.to_owned(),
+                shape,
+                elem,
+            });
         }
         externals
     }
@@ -165,7 +210,11 @@ impl<'a> Resolver<'a> {
             }
         }
         for (name, loc, _) in waiting {
-            self.report.push(Code::StageCycle, &loc, format!("`{name}` waits for itself or for a stage that could not be resolved"));
+            self.report.push(
+                Code::StageCycle,
+                &loc,
+                format!("`{name}` waits for itself or for a stage that could not be resolved"),
+            );
         }
     }
 
@@ -177,13 +226,24 @@ impl<'a> Resolver<'a> {
         })
     }
 
-    fn stage(&mut self, name: &str, loc: Loc, keys: &'a entries::Stage, externals: &[External], batch: usize) -> Option<Stage> {
+    fn stage(
+        &mut self,
+        name: &str,
+        loc: Loc,
+        keys: &'a entries::Stage,
+        externals: &[External],
+        batch: usize,
+    ) -> Option<Stage> {
         let spec = self.spec;
         if !names::is_legal(name) {
             self.report.push(Code::NameIllegal, &loc, format!("`{name}`"));
         }
         let Some(block) = spec.blocks.iter().find(|b| b.name == *keys.block.get_ref()) else {
-            self.report.push(Code::NameUnknown, &loc_of(self.file, &keys.block), format!("no block `{}`", keys.block.get_ref()));
+            self.report.push(
+                Code::NameUnknown,
+                &loc_of(self.file, &keys.block),
+                format!("no block `{}`", keys.block.get_ref()),
+            );
             return None;
         };
         let scan = match &keys.scan {
@@ -191,7 +251,14 @@ impl<'a> Resolver<'a> {
             None => None,
         };
         let carry = self.carry(keys, block);
-        let mut binder = Binder { r: self, block, keys, scan: scan.as_ref().map(|s| s.1), sizes: BTreeMap::new(), sliced: BTreeSet::new() };
+        let mut binder = Binder {
+            r: self,
+            block,
+            keys,
+            scan: scan.as_ref().map(|s| s.1),
+            sizes: BTreeMap::new(),
+            sliced: BTreeSet::new(),
+        };
         binder.explicit_sizes();
         let wires = binder.wires(externals, batch, &carry);
         binder.other_sizes();
@@ -203,18 +270,39 @@ impl<'a> Resolver<'a> {
         let doc = block.keys.doc.clone();
         let block_loc = block.loc.clone();
         let block = block.name.clone();
-        Some(Stage { name: name.to_owned(), block, doc, sizes, wires, scan, carry, declared, statements, threads, loc, block_loc })
+        Some(Stage {
+            name: name.to_owned(),
+            block,
+            doc,
+            sizes,
+            wires,
+            scan,
+            carry,
+            declared,
+            statements,
+            threads,
+            loc,
+            block_loc,
+        })
     }
 
     fn carry(&mut self, keys: &entries::Stage, block: &Entry<entries::Block>) -> Vec<(String, String)> {
         let mut carry = Vec::new();
-        let pairs = keys.scan.iter().flat_map(|scan| crate::spec::names(self.file, &scan.carry));
+        let pairs = keys
+            .scan
+            .iter()
+            .flat_map(|scan| crate::spec::names(self.file, &scan.carry));
         for (input, loc, output) in pairs {
             let has = |map: &Named<Tensor>, name: &str| map.keys().any(|k| k.get_ref() == name);
             if !has(&block.keys.input, input) {
-                self.report.push(Code::NameUnknown, &loc, format!("the block has no input `{input}`"));
+                self.report
+                    .push(Code::NameUnknown, &loc, format!("the block has no input `{input}`"));
             } else if !has(&block.keys.output, output.get_ref()) {
-                self.report.push(Code::NameUnknown, &loc_of(self.file, output), format!("the block has no output `{}`", output.get_ref()));
+                self.report.push(
+                    Code::NameUnknown,
+                    &loc_of(self.file, output),
+                    format!("the block has no output `{}`", output.get_ref()),
+                );
             } else {
                 carry.push((input.to_owned(), output.get_ref().clone()));
             }
@@ -225,29 +313,48 @@ impl<'a> Resolver<'a> {
     fn add_params(&mut self, stage: &str, block: &Entry<entries::Block>, declared: &[Declared]) {
         let file = block.loc.file;
         for (name, _, tensor) in crate::spec::names(file, &block.keys.param) {
-            let Some(d) = declared.iter().find(|d| d.name == name) else { continue };
+            let Some(d) = declared.iter().find(|d| d.name == name) else {
+                continue;
+            };
             let init = match tensor {
                 Tensor::Keys(entries::TensorKeys { init: Some(init), .. }) => self.init(init, file),
                 _ if d.shape.len() >= 2 => Init::LecunUniform,
                 _ => Init::Constant(0.0),
             };
             let path = names::stage_value(stage, name);
-            self.params.push(Param { path, shape: d.shape.clone(), offset: 0, init, group: String::new() });
+            self.params.push(Param {
+                path,
+                shape: d.shape.clone(),
+                offset: 0,
+                init,
+                group: String::new(),
+            });
         }
     }
 
     fn init(&mut self, init: &Str, file: usize) -> Init {
         let text = init.get_ref().trim();
-        let argument = |name: &str| -> Option<f64> { text.strip_prefix(name)?.trim().strip_prefix('(')?.strip_suffix(')')?.trim().parse().ok() };
+        let argument = |name: &str| -> Option<f64> {
+            text.strip_prefix(name)?
+                .trim()
+                .strip_prefix('(')?
+                .strip_suffix(')')?
+                .trim()
+                .parse()
+                .ok()
+        };
         let known = match text {
             "zeros" => Some(Init::Constant(0.0)),
             "ones" => Some(Init::Constant(1.0)),
             "lecun_uniform" => Some(Init::LecunUniform),
             "glorot_uniform" => Some(Init::GlorotUniform),
-            _ => argument("constant").map(Init::Constant).or_else(|| argument("uniform").map(Init::Uniform)),
+            _ => argument("constant")
+                .map(Init::Constant)
+                .or_else(|| argument("uniform").map(Init::Uniform)),
         };
         if known.is_none() {
-            self.report.push(Code::InitUnknown, &loc_of(file, init), format!("`{text}`"));
+            self.report
+                .push(Code::InitUnknown, &loc_of(file, init), format!("`{text}`"));
         }
         known.unwrap_or(Init::Constant(0.0))
     }
@@ -259,7 +366,11 @@ impl<'a> Resolver<'a> {
             Some((index, output.to_owned()))
         });
         if found.is_none() {
-            self.report.push(Code::SourceUnknown, &loc_of(self.file, value), format!("no stage output `{}`", value.get_ref()));
+            self.report.push(
+                Code::SourceUnknown,
+                &loc_of(self.file, value),
+                format!("no stage output `{}`", value.get_ref()),
+            );
         }
         found
     }
@@ -269,7 +380,8 @@ impl<'a> Resolver<'a> {
         let (stage, output) = self.stage_output(value)?;
         let shape = output_shape(&self.stages[stage], &output).map(|(s, _)| s);
         if shape.is_some_and(|s| !s.is_empty()) {
-            self.report.push(Code::ObjectiveShape, &loc_of(self.file, value), "not one number");
+            self.report
+                .push(Code::ObjectiveShape, &loc_of(self.file, value), "not one number");
         }
         Some((stage, output))
     }
@@ -296,10 +408,19 @@ impl<'a> Resolver<'a> {
             let update = spec.updates.iter().find(|u| u.name == *entry.keys.optimizer.get_ref());
             if update.is_none_or(|u| u.keys.over.get_ref() != "group") {
                 let loc = loc_of(entry.loc.file, &entry.keys.optimizer);
-                self.report.push(Code::NameUnknown, &loc, format!("no update over a group is named `{}`", entry.keys.optimizer.get_ref()));
+                self.report.push(
+                    Code::NameUnknown,
+                    &loc,
+                    format!("no update over a group is named `{}`", entry.keys.optimizer.get_ref()),
+                );
             }
             let optimizer = entry.keys.optimizer.get_ref().clone();
-            groups.push(GroupDraft { name: entry.name.clone(), doc: entry.keys.doc.clone(), optimizer, range: (0, 0) });
+            groups.push(GroupDraft {
+                name: entry.name.clone(),
+                doc: entry.keys.doc.clone(),
+                optimizer,
+                range: (0, 0),
+            });
         }
         groups.sort_by(|a, b| a.name.cmp(&b.name));
         for param in self.params.iter().filter(|p| p.group.is_empty()) {
@@ -337,16 +458,23 @@ impl<'a> Resolver<'a> {
             param.group = entry.name.clone();
         }
         if !found {
-            self.report.push(Code::GroupEmpty, &loc, format!("`{text}` names no trainable tensor"));
+            self.report
+                .push(Code::GroupEmpty, &loc, format!("`{text}` names no trainable tensor"));
         }
     }
 
     /// A block of the set itself that no stage uses would be a kernel that nobody launches.
     fn check_used_blocks(&mut self) {
         let used: BTreeSet<&str> = self.stages.iter().map(|s| s.block.as_str()).collect();
-        for block in self.spec.blocks.iter().filter(|b| b.loc.file < self.spec.first_included) {
+        for block in self
+            .spec
+            .blocks
+            .iter()
+            .filter(|b| b.loc.file < self.spec.first_included)
+        {
             if !used.contains(block.name.as_str()) {
-                self.report.push(Code::EntryUnused, &block.loc, format!("no stage uses `{}`", block.name));
+                self.report
+                    .push(Code::EntryUnused, &block.loc, format!("no stage uses `{}`", block.name));
             }
         }
     }
@@ -375,9 +503,18 @@ impl<'a> Binder<'_, 'a> {
         let mut wires = Vec::new();
         let (block, keys) = (self.block, self.keys);
         for (name, loc, _) in crate::spec::names(self.r.file, &keys.input) {
-            let known = block.keys.input.keys().chain(block.keys.table.keys()).any(|k| k.get_ref() == name);
+            let known = block
+                .keys
+                .input
+                .keys()
+                .chain(block.keys.table.keys())
+                .any(|k| k.get_ref() == name);
             if !known {
-                self.r.report.push(Code::NameUnknown, &loc, format!("the block `{}` has no input `{name}`", block.name));
+                self.r.report.push(
+                    Code::NameUnknown,
+                    &loc,
+                    format!("the block `{}` has no input `{name}`", block.name),
+                );
             }
         }
         let inputs = block.keys.input.iter().map(|(k, t)| (k, t, false));
@@ -388,7 +525,11 @@ impl<'a> Binder<'_, 'a> {
             }
             let Some((_, source)) = keys.input.iter().find(|(k, _)| *k == name) else {
                 let at = loc_of(self.r.file, &keys.block);
-                self.r.report.push(Code::InputMissing, &at, format!("`{}` of the block `{}`", name.get_ref(), block.name));
+                self.r.report.push(
+                    Code::InputMissing,
+                    &at,
+                    format!("`{}` of the block `{}`", name.get_ref(), block.name),
+                );
                 continue;
             };
             wires.extend(self.wire(name.get_ref(), tensor, is_table, source, externals, batch));
@@ -396,26 +537,45 @@ impl<'a> Binder<'_, 'a> {
         wires
     }
 
-    fn wire(&mut self, name: &str, tensor: &Tensor, is_table: bool, source: &Str, externals: &[External], batch: usize) -> Option<Wire> {
+    fn wire(
+        &mut self,
+        name: &str,
+        tensor: &Tensor,
+        is_table: bool,
+        source: &Str,
+        externals: &[External],
+        batch: usize,
+    ) -> Option<Wire> {
         let loc = loc_of(self.r.file, source);
         let Some((from, mut shape, elem)) = self.find(source.get_ref(), externals) else {
-            self.r.report.push(Code::SourceUnknown, &loc, format!("no value `{}`", source.get_ref()));
+            self.r
+                .report
+                .push(Code::SourceUnknown, &loc, format!("no value `{}`", source.get_ref()));
             return None;
         };
         let batched = matches!(from, WireSource::Stage(..));
         if !is_table && !batched {
             if shape.first() != Some(&batch) {
-                self.r.report.push(Code::ShapeMismatch, &loc, "an input is given for each sample: the batch must be the leading dimension");
+                self.r.report.push(
+                    Code::ShapeMismatch,
+                    &loc,
+                    "an input is given for each sample: the batch must be the leading dimension",
+                );
                 return None;
             }
             shape.remove(0);
         }
         let (_, wanted) = parts(tensor);
         if elem != wanted {
-            self.r.report.push(Code::TypeMismatch, &loc, format!("`{name}` has another element type"));
+            self.r
+                .report
+                .push(Code::TypeMismatch, &loc, format!("`{name}` has another element type"));
         }
         self.unify(name, tensor, &shape, &loc);
-        Some(Wire { input: name.to_owned(), from })
+        Some(Wire {
+            input: name.to_owned(),
+            from,
+        })
     }
 
     fn find(&mut self, source: &str, externals: &[External]) -> Option<(WireSource, Vec<usize>, Elem)> {
@@ -450,7 +610,11 @@ impl<'a> Binder<'_, 'a> {
             let fixed = if dim == "*" { Some(extent) } else { dim.parse().ok() };
             let known = fixed.unwrap_or_else(|| *self.sizes.entry(dim.clone()).or_insert(extent));
             if known != extent {
-                self.r.report.push(Code::ShapeMismatch, loc, format!("`{dim}` of `{name}` is {known}, the source has {extent}"));
+                self.r.report.push(
+                    Code::ShapeMismatch,
+                    loc,
+                    format!("`{dim}` of `{name}` is {known}, the source has {extent}"),
+                );
             }
         }
     }
@@ -459,7 +623,12 @@ impl<'a> Binder<'_, 'a> {
     fn other_sizes(&mut self) {
         let block = self.block;
         let keys = &block.keys;
-        let tensors = keys.input.iter().chain(&keys.table).chain(&keys.param).chain(&keys.output);
+        let tensors = keys
+            .input
+            .iter()
+            .chain(&keys.table)
+            .chain(&keys.param)
+            .chain(&keys.output);
         for (_, tensor) in tensors {
             let (text, _) = parts(tensor);
             for dim in dims(self.r.spec, block.loc.file, text, self.r.report) {
@@ -472,7 +641,9 @@ impl<'a> Binder<'_, 'a> {
                     }
                     None => {
                         let at = loc_of(self.r.file, &self.keys.block);
-                        self.r.report.push(Code::SizeUnknown, &at, format!("`{dim}` of the block `{}`", block.name));
+                        self.r
+                            .report
+                            .push(Code::SizeUnknown, &at, format!("`{dim}` of the block `{}`", block.name));
                         self.sizes.insert(dim, 1);
                     }
                 }
@@ -485,13 +656,25 @@ impl<'a> Binder<'_, 'a> {
         let keys = &block.keys;
         let scanned = self.scan.is_some();
         let mut declared = Vec::new();
-        let kinds = [(&keys.input, Role::Input), (&keys.table, Role::Table), (&keys.param, Role::Param), (&keys.output, Role::Output)];
+        let kinds = [
+            (&keys.input, Role::Input),
+            (&keys.table, Role::Table),
+            (&keys.param, Role::Param),
+            (&keys.output, Role::Output),
+        ];
         for (map, role) in kinds {
             for (name, loc, tensor) in crate::spec::names(block.loc.file, map) {
                 let (shape, elem) = shape_of(self.r.spec, block.loc.file, tensor, &self.sizes, self.r.report);
                 let carried = carry.iter().any(|(input, _)| input == name);
                 let sliced = scanned && (role == Role::Output || carried || self.sliced.contains(name));
-                declared.push(Declared { name: name.to_owned(), role, elem, shape, sliced, loc });
+                declared.push(Declared {
+                    name: name.to_owned(),
+                    role,
+                    elem,
+                    shape,
+                    sliced,
+                    loc,
+                });
             }
         }
         declared

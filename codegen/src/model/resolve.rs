@@ -17,7 +17,10 @@ use crate::spec::{Entry, Spec, loc_of};
 /// # Errors
 /// Whatever does not resolve, all of it at once.
 pub fn resolve(spec: &Spec, lock: &Lock) -> Result<(Model, Lock), Diagnostics> {
-    let mut r = Resolver { spec, report: Report::default() };
+    let mut r = Resolver {
+        spec,
+        report: Report::default(),
+    };
     r.check_names();
     let network = network::resolve(spec, &mut r.report);
     let groups = network.as_ref().map(|n| n.groups.clone()).unwrap_or_default();
@@ -34,7 +37,10 @@ pub fn resolve(spec: &Spec, lock: &Lock) -> Result<(Model, Lock), Diagnostics> {
         slots,
         states,
         updates,
-        groups: groups.into_iter().map(network::GroupDraft::finish).collect::<Vec<Group>>(),
+        groups: groups
+            .into_iter()
+            .map(network::GroupDraft::finish)
+            .collect::<Vec<Group>>(),
         network: network.map(|n| n.network),
         files: spec.files.clone(),
     };
@@ -68,17 +74,20 @@ impl Resolver<'_> {
             }
             if let Some(other) = seen.insert((kind, name.to_ascii_lowercase()), loc.clone()) {
                 let place = spec.files.provenance(&other);
-                self.report.push(Code::EntryTwice, loc, format!("`{name}` stands at {place} too"));
+                self.report
+                    .push(Code::EntryTwice, loc, format!("`{name}` stands at {place} too"));
             }
         }
         if !names::is_legal(&spec.set.name) {
-            self.report.push(Code::NameIllegal, &spec.set.loc, format!("`{}`", spec.set.name));
+            self.report
+                .push(Code::NameIllegal, &spec.set.loc, format!("`{}`", spec.set.name));
         }
     }
 
     fn reset(&mut self, reset: Option<Reset>, name: &str, loc: &Loc) -> Reset {
         if reset.is_none() {
-            self.report.push(Code::ResetMissing, loc, format!("`{name}` says nothing about resets"));
+            self.report
+                .push(Code::ResetMissing, loc, format!("`{name}` says nothing about resets"));
         }
         reset.unwrap_or(Reset::Never)
     }
@@ -90,11 +99,19 @@ impl Resolver<'_> {
         let spec = self.spec;
         for entry in &spec.slots {
             let keys = &entry.keys;
-            let reset = if keys.reserved { Reset::Never } else { self.reset(keys.reset, &entry.name, &entry.loc) };
+            let reset = if keys.reserved {
+                Reset::Never
+            } else {
+                self.reset(keys.reset, &entry.name, &entry.loc)
+            };
             if let Some(index) = &keys.index {
                 fixed.insert(entry.name.clone(), *index.get_ref() as usize);
             }
-            slots.push(Slot { reserved: keys.reserved, reset, ..blank_slot(&entry.name, &keys.doc, &entry.loc) });
+            slots.push(Slot {
+                reserved: keys.reserved,
+                reset,
+                ..blank_slot(&entry.name, &keys.doc, &entry.loc)
+            });
         }
         for entry in &spec.producers {
             let reset = self.reset(entry.keys.reset, &entry.name, &entry.loc);
@@ -122,16 +139,29 @@ impl Resolver<'_> {
 
     fn check_slot_names(&mut self, slots: &[Slot]) {
         let mut seen: BTreeMap<String, &Slot> = BTreeMap::new();
-        let states = self.spec.states.iter().map(|s| &s.name).chain(self.spec.constants.iter().map(|c| &c.name));
+        let states = self
+            .spec
+            .states
+            .iter()
+            .map(|s| &s.name)
+            .chain(self.spec.constants.iter().map(|c| &c.name));
         let taken: BTreeSet<String> = states.map(|n| n.to_ascii_lowercase()).collect();
         for slot in slots {
             let key = slot.name.to_ascii_lowercase();
             if taken.contains(&key) {
-                self.report.push(Code::EntryTwice, &slot.loc, format!("`{}` is a state or a constant too", slot.name));
+                self.report.push(
+                    Code::EntryTwice,
+                    &slot.loc,
+                    format!("`{}` is a state or a constant too", slot.name),
+                );
             }
             if let Some(other) = seen.insert(key, slot) {
                 let place = self.spec.files.provenance(&other.loc);
-                self.report.push(Code::TwoWriters, &slot.loc, format!("`{}` is written by the entry at {place} too", slot.name));
+                self.report.push(
+                    Code::TwoWriters,
+                    &slot.loc,
+                    format!("`{}` is written by the entry at {place} too", slot.name),
+                );
             }
         }
     }
@@ -178,7 +208,11 @@ impl Resolver<'_> {
         for state in states {
             if let Some(other) = seen.insert(state.name.to_ascii_lowercase(), state) {
                 let place = self.spec.files.provenance(&other.loc);
-                self.report.push(Code::TwoWriters, &state.loc, format!("`{}` is declared at {place} too", state.name));
+                self.report.push(
+                    Code::TwoWriters,
+                    &state.loc,
+                    format!("`{}` is declared at {place} too", state.name),
+                );
             }
         }
     }
@@ -189,12 +223,15 @@ impl Resolver<'_> {
             let law = &entry.keys.smooth;
             if !spec.smoothings.iter().any(|s| s.name == *law.get_ref()) {
                 let loc = loc_of(entry.loc.file, law);
-                self.report.push(Code::NameUnknown, &loc, format!("no smoothing `{}`", law.get_ref()));
+                self.report
+                    .push(Code::NameUnknown, &loc, format!("no smoothing `{}`", law.get_ref()));
             }
         }
         let used: BTreeSet<&str> = slots.iter().filter_map(|s| s.smooth.as_deref()).collect();
         let smoothings = spec.smoothings.iter().filter(|s| used.contains(s.name.as_str()));
-        smoothings.map(|entry| smoothing(spec, entry, &mut self.report)).collect()
+        smoothings
+            .map(|entry| smoothing(spec, entry, &mut self.report))
+            .collect()
     }
 
     fn producers(&mut self, network: Option<&Network>, groups: &[network::GroupDraft]) -> Vec<Producer> {
@@ -202,8 +239,17 @@ impl Resolver<'_> {
         let mut producers = Vec::new();
         for entry in &spec.producers {
             let file = entry.loc.file;
-            if let Some(each) = entry.keys.each.as_ref().filter(|e| e.get_ref() != "group" || groups.is_empty()) {
-                self.report.push(Code::NameUnknown, &loc_of(file, each), "`for` takes \"group\", in a set with groups");
+            if let Some(each) = entry
+                .keys
+                .each
+                .as_ref()
+                .filter(|e| e.get_ref() != "group" || groups.is_empty())
+            {
+                self.report.push(
+                    Code::NameUnknown,
+                    &loc_of(file, each),
+                    "`for` takes \"group\", in a set with groups",
+                );
             }
             let mut read = Vec::new();
             for (name, _, source) in crate::spec::names(file, &entry.keys.read) {
@@ -242,16 +288,27 @@ impl Resolver<'_> {
             }),
         };
         if found.is_none() {
-            self.report.push(Code::SourceUnknown, &loc_of(file, value), format!("no buffer `{}`", value.get_ref()));
+            self.report.push(
+                Code::SourceUnknown,
+                &loc_of(file, value),
+                format!("no buffer `{}`", value.get_ref()),
+            );
         }
         found
     }
 
     fn optimizer_state(&self, name: &str) -> Option<(Source, Vec<usize>, Elem)> {
         let (update, state) = name.split_once('.')?;
-        let entry = self.spec.updates.iter().find(|u| u.name == update && u.keys.over.get_ref() == "group")?;
+        let entry = self
+            .spec
+            .updates
+            .iter()
+            .find(|u| u.name == update && u.keys.over.get_ref() == "group")?;
         entry.keys.state.keys().find(|k| k.get_ref() == state)?;
-        let source = Source::OptimizerState { update: update.to_owned(), state: state.to_owned() };
+        let source = Source::OptimizerState {
+            update: update.to_owned(),
+            state: state.to_owned(),
+        };
         Some((source, vec![0], Elem::Real))
     }
 
@@ -262,7 +319,11 @@ impl Resolver<'_> {
             let is_optimizer = entry.keys.over.get_ref() == "group";
             if is_optimizer && !optimizers.contains(entry.name.as_str()) {
                 if entry.loc.file < spec.first_included && network.is_some() {
-                    self.report.push(Code::EntryUnused, &entry.loc, format!("no group has `{}` as its optimizer", entry.name));
+                    self.report.push(
+                        Code::EntryUnused,
+                        &entry.loc,
+                        format!("no group has `{}` as its optimizer", entry.name),
+                    );
                 }
                 continue;
             }
@@ -277,11 +338,24 @@ impl Resolver<'_> {
         let mut read = Vec::new();
         let mut declared = Vec::new();
         for (name, loc, value) in crate::spec::names(file, &entry.keys.read) {
-            let Some((source, shape, elem)) = self.source(value, file, network) else { continue };
+            let Some((source, shape, elem)) = self.source(value, file, network) else {
+                continue;
+            };
             if source == Source::Gradients {
-                self.report.push(Code::ReductionUnordered, &loc, "name the gradient with `grad`, not with `read`");
+                self.report.push(
+                    Code::ReductionUnordered,
+                    &loc,
+                    "name the gradient with `grad`, not with `read`",
+                );
             }
-            declared.push(Declared { name: name.to_owned(), role: Role::Table, elem, shape, sliced: false, loc });
+            declared.push(Declared {
+                name: name.to_owned(),
+                role: Role::Table,
+                elem,
+                shape,
+                sliced: false,
+                loc,
+            });
             read.push((name.to_owned(), source));
         }
         let element_state = self.declare_state(entry, &over, &mut declared, &mut read);
@@ -312,10 +386,17 @@ impl Resolver<'_> {
         let parts = text.split_once(':').map(|(index, size)| (index.trim(), size.trim()));
         let extent = parts.and_then(|(_, size)| network?.sizes.get(size).copied());
         let (Some((index, _)), Some(extent)) = (parts, extent) else {
-            self.report.push(Code::SizeUnknown, &loc, "`over` is \"group\", \"scalar\" or \"index: SIZE\"");
+            self.report.push(
+                Code::SizeUnknown,
+                &loc,
+                "`over` is \"group\", \"scalar\" or \"index: SIZE\"",
+            );
             return None;
         };
-        Some(Over::Size { index: index.to_owned(), extent })
+        Some(Over::Size {
+            index: index.to_owned(),
+            extent,
+        })
     }
 
     /// State and, over a group, parameter and gradient: an old value and a `next` for each.
@@ -338,24 +419,47 @@ impl Resolver<'_> {
         }
         if *over == Over::Group {
             let (Some(param), Some(grad)) = (&entry.keys.param, &entry.keys.grad) else {
-                self.report.push(Code::NotAssigned, &entry.loc, "an update over a group names its `param` and its `grad`");
+                self.report.push(
+                    Code::NotAssigned,
+                    &entry.loc,
+                    "an update over a group names its `param` and its `grad`",
+                );
                 return element_state;
             };
             declare_pair(declared, param.get_ref(), Elem::Real, &shape, &loc_of(file, param));
             let loc = loc_of(file, grad);
-            declared.push(Declared { name: grad.get_ref().clone(), role: Role::Input, elem: Elem::Real, shape, sliced: false, loc });
+            declared.push(Declared {
+                name: grad.get_ref().clone(),
+                role: Role::Input,
+                elem: Elem::Real,
+                shape,
+                sliced: false,
+                loc,
+            });
             read.push((param.get_ref().clone(), Source::Params));
             read.push((grad.get_ref().clone(), Source::Gradients));
         }
         element_state
     }
 
-    fn declare_outputs(&mut self, entry: &Entry<entries::Update>, network: Option<&Network>, declared: &mut Vec<Declared>) -> Vec<(String, Vec<usize>, Elem)> {
+    fn declare_outputs(
+        &mut self,
+        entry: &Entry<entries::Update>,
+        network: Option<&Network>,
+        declared: &mut Vec<Declared>,
+    ) -> Vec<(String, Vec<usize>, Elem)> {
         let mut outputs = Vec::new();
         let sizes = network.map(|n| n.sizes.clone()).unwrap_or_default();
         for (name, loc, tensor) in crate::spec::names(entry.loc.file, &entry.keys.output) {
             let (shape, elem) = network::shape_of(self.spec, entry.loc.file, tensor, &sizes, &mut self.report);
-            declared.push(Declared { name: name.to_owned(), role: Role::Output, elem, shape: shape.clone(), sliced: false, loc });
+            declared.push(Declared {
+                name: name.to_owned(),
+                role: Role::Output,
+                elem,
+                shape: shape.clone(),
+                sliced: false,
+                loc,
+            });
             outputs.push((name.to_owned(), shape, elem));
         }
         outputs
@@ -363,10 +467,20 @@ impl Resolver<'_> {
 }
 
 fn declare_pair(declared: &mut Vec<Declared>, name: &str, elem: Elem, shape: &[usize], loc: &Loc) {
-    let state = Declared { name: name.to_owned(), role: Role::State, elem, shape: shape.to_vec(), sliced: false, loc: loc.clone() };
+    let state = Declared {
+        name: name.to_owned(),
+        role: Role::State,
+        elem,
+        shape: shape.to_vec(),
+        sliced: false,
+        loc: loc.clone(),
+    };
     let of = declared.len();
     declared.push(state.clone());
-    declared.push(Declared { role: Role::Next { of }, ..state });
+    declared.push(Declared {
+        role: Role::Next { of },
+        ..state
+    });
 }
 
 fn smoothing(spec: &Spec, entry: &Entry<entries::Smoothing>, report: &mut Report) -> Smoothing {
@@ -376,7 +490,14 @@ fn smoothing(spec: &Spec, entry: &Entry<entries::Smoothing>, report: &mut Report
     for state in &entry.keys.state {
         declare_pair(&mut declared, state.get_ref(), Elem::Real, &[], &loc_of(file, state));
     }
-    let x = Declared { name: "x".into(), role: Role::Input, elem: Elem::Real, shape: Vec::new(), sliced: false, loc: entry.loc.clone() };
+    let x = Declared {
+        name: "x".into(),
+        role: Role::Input,
+        elem: Elem::Real,
+        shape: Vec::new(),
+        sliced: false,
+        loc: entry.loc.clone(),
+    };
     declared.push(x);
     Smoothing {
         name: entry.name.clone(),
@@ -419,7 +540,14 @@ fn signals(entry: &Entry<entries::Producer>) -> Vec<Signal<'_>> {
     match &entry.keys.signal {
         Signals::One(value) => {
             let slot = number(&entry.keys.slot);
-            vec![Signal { name: &entry.name, doc: None, loc: entry.loc.clone(), value, slot, monitoring: false }]
+            vec![Signal {
+                name: &entry.name,
+                doc: None,
+                loc: entry.loc.clone(),
+                value,
+                slot,
+                monitoring: false,
+            }]
         }
         Signals::Many(map) => crate::spec::names(entry.loc.file, map)
             .map(|(name, loc, keys)| Signal {

@@ -18,12 +18,31 @@ pub(super) struct Planned {
 }
 
 /// Plans a forward or adjoint program; `keep` are locals that the forward kernel stores for the adjoint.
-pub(super) fn plan(program: &Program, keep: &BTreeSet<TensorId>, batch: usize, param_total: usize, threads: Option<u32>) -> Planned {
+pub(super) fn plan(
+    program: &Program,
+    keep: &BTreeSet<TensorId>,
+    batch: usize,
+    param_total: usize,
+    threads: Option<u32>,
+) -> Planned {
     let groups = Grouper::new(program).group();
-    let mut planner = Planner { program, keep, param_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0 };
+    let mut planner = Planner {
+        program,
+        keep,
+        param_total,
+        params: Vec::new(),
+        homes: BTreeMap::new(),
+        reals: 0,
+        ints: 0,
+    };
     planner.place(&groups);
     let threads = threads.unwrap_or_else(|| default_threads(program, &groups));
-    let phases = Barriers { program, homes: &planner.homes, pending: Pending::default() }.insert(groups);
+    let phases = Barriers {
+        program,
+        homes: &planner.homes,
+        pending: Pending::default(),
+    }
+    .insert(groups);
     let scalars = scalar_params(program);
     let mut params = planner.params;
     params.extend(scalars);
@@ -40,7 +59,13 @@ pub(super) fn plan(program: &Program, keep: &BTreeSet<TensorId>, batch: usize, p
 
 /// Parameters for the slots and states that a program reads.
 pub(super) fn scalar_params(program: &Program) -> Vec<Param> {
-    let elem = |int: bool| if int { unio_interface::Elem::I32 } else { unio_interface::Elem::F32 };
+    let elem = |int: bool| {
+        if int {
+            unio_interface::Elem::I32
+        } else {
+            unio_interface::Elem::F32
+        }
+    };
     let scalars = program.scalars.iter();
     scalars
         .map(|s| Param {
@@ -50,6 +75,7 @@ pub(super) fn scalar_params(program: &Program) -> Vec<Param> {
             len: Some(1),
             stride: None,
             role: unio_interface::Role::Scalar,
+            row_len: None,
         })
         .collect()
 }
@@ -68,9 +94,24 @@ fn scalar_name(read: &crate::math::ScalarRead) -> String {
 
 fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
     let size = |p: &Parallel| p.vars.iter().map(|v| program.vars[*v].extent).product::<usize>();
-    let looped = groups.iter().filter_map(|g| if let Grouped::Loop { body, .. } = g { Some(body) } else { None });
+    let looped = groups.iter().filter_map(|g| {
+        if let Grouped::Loop { body, .. } = g {
+            Some(body)
+        } else {
+            None
+        }
+    });
     let inside = looped.flatten().map(size).max();
-    let all = groups.iter().filter_map(|g| if let Grouped::Parallel(p) = g { Some(size(p)) } else { None }).max();
+    let all = groups
+        .iter()
+        .filter_map(|g| {
+            if let Grouped::Parallel(p) = g {
+                Some(size(p))
+            } else {
+                None
+            }
+        })
+        .max();
     let most = inside.or(all).unwrap_or(1).next_multiple_of(32);
     most.clamp(*THREADS.start(), *THREADS.end()) as u32
 }
@@ -78,7 +119,11 @@ fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
 /// Phases before barriers.
 enum Grouped {
     Parallel(Parallel),
-    Loop { var: VarId, reversed: bool, body: Vec<Parallel> },
+    Loop {
+        var: VarId,
+        reversed: bool,
+        body: Vec<Parallel>,
+    },
 }
 
 /// Joins assignments over one index space that read one another element by element.
@@ -89,7 +134,10 @@ struct Grouper<'a> {
 
 impl<'a> Grouper<'a> {
     fn new(program: &'a Program) -> Self {
-        Self { program, step: program.scan().map(|s| s.var) }
+        Self {
+            program,
+            step: program.scan().map(|s| s.var),
+        }
     }
 
     fn group(&self) -> Vec<Grouped> {
@@ -100,10 +148,18 @@ impl<'a> Grouper<'a> {
                 Node::Assign(assign) => run.push(item(assign.clone(), Carry::None)),
                 Node::Scan(scan) => {
                     run.extend(self.carries(Carry::Start));
-                    out.extend(self.join(std::mem::take(&mut run), false).into_iter().map(Grouped::Parallel));
+                    out.extend(
+                        self.join(std::mem::take(&mut run), false)
+                            .into_iter()
+                            .map(Grouped::Parallel),
+                    );
                     let mut body: Vec<Item> = scan.body.iter().map(|a| item(a.clone(), Carry::None)).collect();
                     body.extend(self.carries(Carry::Next));
-                    out.push(Grouped::Loop { var: scan.var, reversed: scan.reversed, body: self.join(body, true) });
+                    out.push(Grouped::Loop {
+                        var: scan.var,
+                        reversed: scan.reversed,
+                        body: self.join(body, true),
+                    });
                 }
             }
         }
@@ -116,12 +172,27 @@ impl<'a> Grouper<'a> {
         let mut items = Vec::new();
         for (id, tensor) in self.program.tensors.iter().enumerate() {
             let Role::Carry { from } = tensor.role else { continue };
-            let Some(index) = self.program.assigns().find(|(a, _)| a.tensor == from).map(|(a, _)| a.index.clone()) else { continue };
+            let Some(index) = self
+                .program
+                .assigns()
+                .find(|(a, _)| a.tensor == from)
+                .map(|(a, _)| a.index.clone())
+            else {
+                continue;
+            };
             let value = match kind {
                 Carry::Start => Expr::Real(0.0),
                 _ => Expr::Load(from, index.iter().copied().map(Expr::Var).collect()),
             };
-            items.push(item(Assign { tensor: id, index, value, loc: tensor.loc.clone() }, kind));
+            items.push(item(
+                Assign {
+                    tensor: id,
+                    index,
+                    value,
+                    loc: tensor.loc.clone(),
+                },
+                kind,
+            ));
         }
         items
     }
@@ -129,13 +200,22 @@ impl<'a> Grouper<'a> {
     fn join(&self, items: Vec<Item>, in_loop: bool) -> Vec<Parallel> {
         let mut groups: Vec<Parallel> = Vec::new();
         for item in items {
-            let vars: Vec<VarId> = item.assign.index.iter().copied().filter(|v| !in_loop_step(self.step, *v, in_loop || item.carry != Carry::None)).collect();
+            let vars: Vec<VarId> = item
+                .assign
+                .index
+                .iter()
+                .copied()
+                .filter(|v| !in_loop_step(self.step, *v, in_loop || item.carry != Carry::None))
+                .collect();
             match groups.last_mut().filter(|g| self.may_join(g, &vars, &item)) {
                 Some(group) => {
                     let renamed = renamed(&item, &vars, &group.vars);
                     group.items.push(renamed);
                 }
-                None => groups.push(Parallel { vars, items: vec![item] }),
+                None => groups.push(Parallel {
+                    vars,
+                    items: vec![item],
+                }),
             }
         }
         groups
@@ -147,9 +227,15 @@ impl<'a> Grouper<'a> {
             return false;
         }
         let made: BTreeSet<TensorId> = group.items.iter().map(|i| i.assign.tensor).collect();
-        let reads_own = accesses(&item.assign.value).into_iter().all(|(t, index)| !made.contains(&t) || is_own(&index, vars, self.step));
+        let reads_own = accesses(&item.assign.value)
+            .into_iter()
+            .all(|(t, index)| !made.contains(&t) || is_own(&index, vars, self.step));
         let target = item.assign.tensor;
-        let unread = group.items.iter().flat_map(|i| accesses(&i.assign.value)).all(|(t, index)| t != target || is_own(&index, &group.vars, self.step));
+        let unread = group
+            .items
+            .iter()
+            .flat_map(|i| accesses(&i.assign.value))
+            .all(|(t, index)| t != target || is_own(&index, &group.vars, self.step));
         reads_own && unread
     }
 }
@@ -166,7 +252,14 @@ fn renamed(item: &Item, from: &[VarId], to: &[VarId]) -> Item {
     let rename = |v: &VarId| from.iter().position(|f| f == v).map_or(*v, |n| to[n]);
     let index = item.assign.index.iter().map(rename).collect();
     let value = item.assign.value.substitute(from, to);
-    Item { assign: Assign { index, value, ..item.assign.clone() }, carry: item.carry }
+    Item {
+        assign: Assign {
+            index,
+            value,
+            ..item.assign.clone()
+        },
+        carry: item.carry,
+    }
 }
 
 /// Every element read: tensor and index.
@@ -182,7 +275,11 @@ fn accesses(expr: &Expr) -> Vec<(TensorId, Vec<Expr>)> {
 
 /// Whether an index names just the element that the thread itself is at.
 fn is_own(index: &[Expr], vars: &[VarId], step: Option<VarId>) -> bool {
-    let plain: Vec<VarId> = index.iter().filter_map(|e| if let Expr::Var(v) = e { Some(*v) } else { None }).filter(|v| Some(*v) != step || vars.contains(v)).collect();
+    let plain: Vec<VarId> = index
+        .iter()
+        .filter_map(|e| if let Expr::Var(v) = e { Some(*v) } else { None })
+        .filter(|v| Some(*v) != step || vars.contains(v))
+        .collect();
     index.iter().all(|e| matches!(e, Expr::Var(_))) && plain == vars
 }
 
@@ -205,7 +302,9 @@ impl Planner<'_> {
                 continue;
             }
             let home = match self.program.tensors[id].role {
-                Role::Input | Role::Table | Role::Param | Role::CotangentIn { .. } | Role::Saved => self.global(id, unio_interface::Access::In),
+                Role::Input | Role::Table | Role::Param | Role::CotangentIn { .. } | Role::Saved => {
+                    self.global(id, unio_interface::Access::In)
+                }
                 Role::CotangentOut { .. } | Role::ParamGradient { .. } => self.global(id, unio_interface::Access::Out),
                 Role::Output => self.output(id, &uses),
                 _ => self.local(id, &uses),
@@ -269,8 +368,12 @@ impl Planner<'_> {
             len,
             stride,
             role: outer_role(self.program, id),
+            row_len: any.then(|| tensor.shape[1..].iter().product()),
         });
-        Home { global: Some(self.params.len() - 1), ..Home::default() }
+        Home {
+            global: Some(self.params.len() - 1),
+            ..Home::default()
+        }
     }
 }
 
@@ -302,7 +405,10 @@ impl Uses {
             }
         }
         let is_carry = |t: &TensorId| matches!(program.tensors[*t].role, Role::Carry { .. });
-        uses.stepped = made_inside.into_iter().filter(|t| !outside.contains(t) || is_carry(t)).collect();
+        uses.stepped = made_inside
+            .into_iter()
+            .filter(|t| !outside.contains(t) || is_carry(t))
+            .collect();
         uses
     }
 
@@ -381,9 +487,15 @@ impl Barriers<'_> {
     fn needs_barrier(&mut self, p: &Parallel) -> bool {
         let (read, written) = self.touched(p);
         let clash = |now: &BTreeMap<TensorId, Option<Vec<usize>>>, before: &BTreeMap<TensorId, Option<Vec<usize>>>| {
-            now.iter().any(|(t, space)| before.get(t).is_some_and(|b| b.is_none() || space.is_none() || b != space))
+            now.iter().any(|(t, space)| {
+                before
+                    .get(t)
+                    .is_some_and(|b| b.is_none() || space.is_none() || b != space)
+            })
         };
-        let hazard = clash(&read, &self.pending.written) || clash(&written, &self.pending.read) || clash(&written, &self.pending.written);
+        let hazard = clash(&read, &self.pending.written)
+            || clash(&written, &self.pending.read)
+            || clash(&written, &self.pending.written);
         if hazard {
             self.pending = Pending::default();
         }
@@ -404,7 +516,13 @@ impl Barriers<'_> {
 
     /// Tensors in memory that other threads may see: for each the index space if only own elements are touched.
     #[allow(clippy::type_complexity)]
-    fn touched(&self, p: &Parallel) -> (BTreeMap<TensorId, Option<Vec<usize>>>, BTreeMap<TensorId, Option<Vec<usize>>>) {
+    fn touched(
+        &self,
+        p: &Parallel,
+    ) -> (
+        BTreeMap<TensorId, Option<Vec<usize>>>,
+        BTreeMap<TensorId, Option<Vec<usize>>>,
+    ) {
         let step = self.program.scan().map(|s| s.var);
         let space: Vec<usize> = p.vars.iter().map(|v| self.program.vars[*v].extent).collect();
         let mut made = BTreeSet::new();
@@ -428,7 +546,14 @@ impl Barriers<'_> {
     }
 
     fn is_visible(&self, tensor: TensorId) -> bool {
-        let read_back = matches!(self.program.tensors[tensor].role, Role::Local | Role::Carry { .. } | Role::Output);
-        read_back && self.homes.get(&tensor).is_some_and(|h| h.shared.is_some() || h.global.is_some())
+        let read_back = matches!(
+            self.program.tensors[tensor].role,
+            Role::Local | Role::Carry { .. } | Role::Output
+        );
+        read_back
+            && self
+                .homes
+                .get(&tensor)
+                .is_some_and(|h| h.shared.is_some() || h.global.is_some())
     }
 }

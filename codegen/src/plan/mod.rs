@@ -90,6 +90,8 @@ pub struct Param {
     pub stride: Option<usize>,
     /// What it is to the equations.
     pub role: unio_interface::Role,
+    /// Elements of a row, of a table with any number of rows.
+    pub row_len: Option<usize>,
 }
 
 /// The kinds of kernel.

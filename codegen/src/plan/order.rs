@@ -5,6 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::diagnostics::{Code, Loc, Report};
 use crate::spec::equation::When;
 
+/// A buffer by name, and the first element of it.
+pub(super) type Place = (String, usize);
+
 /// A launch before it has a place in the step.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -15,7 +18,7 @@ pub(super) struct Node {
     /// Elements to cover.
     pub(super) count: Option<usize>,
     /// Buffer and first element of each pointer parameter.
-    pub(super) args: Vec<(usize, usize)>,
+    pub(super) args: Vec<Place>,
     /// Values it needs from this step.
     pub(super) needs: BTreeSet<String>,
     /// Values it gives.
@@ -41,9 +44,16 @@ pub(super) fn order(nodes: &[Node], report: &mut Report) -> (Vec<usize>, Vec<BTr
         done[next] = true;
         sorted.push(next);
     }
-    let stuck: Vec<&str> = (0..nodes.len()).filter(|n| !done[*n]).map(|n| nodes[n].name.as_str()).collect();
+    let stuck: Vec<&str> = (0..nodes.len())
+        .filter(|n| !done[*n])
+        .map(|n| nodes[n].name.as_str())
+        .collect();
     if let Some(first) = (0..nodes.len()).find(|n| !done[*n]) {
-        report.push(Code::NowCycle, &nodes[first].loc, format!("these wait for one another: {}", stuck.join(", ")));
+        report.push(
+            Code::NowCycle,
+            &nodes[first].loc,
+            format!("these wait for one another: {}", stuck.join(", ")),
+        );
     }
     (sorted, before)
 }
@@ -54,8 +64,14 @@ pub(super) fn direct(before: &[BTreeSet<usize>]) -> Vec<BTreeSet<usize>> {
     for n in 0..before.len() {
         ancestors(n, before, &mut all);
     }
-    let implied = |n: usize, edge: usize| before[n].iter().any(|other| *other != edge && all[*other].as_ref().is_some_and(|a| a.contains(&edge)));
-    (0..before.len()).map(|n| before[n].iter().copied().filter(|edge| !implied(n, *edge)).collect()).collect()
+    let implied = |n: usize, edge: usize| {
+        before[n]
+            .iter()
+            .any(|other| *other != edge && all[*other].as_ref().is_some_and(|a| a.contains(&edge)))
+    };
+    (0..before.len())
+        .map(|n| before[n].iter().copied().filter(|edge| !implied(n, *edge)).collect())
+        .collect()
 }
 
 fn ancestors(n: usize, before: &[BTreeSet<usize>], all: &mut Vec<Option<BTreeSet<usize>>>) -> BTreeSet<usize> {
@@ -76,13 +92,31 @@ fn ancestors(n: usize, before: &[BTreeSet<usize>], all: &mut Vec<Option<BTreeSet
 pub(super) fn restrict_evaluation(nodes: &mut [Node]) {
     loop {
         let training = |n: &&Node| !n.evaluates;
-        let values: BTreeSet<String> = nodes.iter().filter(training).flat_map(|n| n.gives.iter().chain(&n.writes).cloned()).collect();
-        let kept: BTreeSet<String> = nodes.iter().filter(|n| n.evaluates).flat_map(|n| n.gives.iter().cloned()).collect();
+        let values: BTreeSet<String> = nodes
+            .iter()
+            .filter(training)
+            .flat_map(|n| n.gives.iter().chain(&n.writes).cloned())
+            .collect();
+        let kept: BTreeSet<String> = nodes
+            .iter()
+            .filter(|n| n.evaluates)
+            .flat_map(|n| n.gives.iter().cloned())
+            .collect();
         let needs = |n: &Node| {
-            let read_now = n.reads.iter().filter(|(when, _)| *when != When::Prev).map(|(_, name)| name);
-            n.needs.iter().filter(|v| !kept.contains(*v)).chain(read_now).any(|v| values.contains(v))
+            let read_now = n
+                .reads
+                .iter()
+                .filter(|(when, _)| *when != When::Prev)
+                .map(|(_, name)| name);
+            n.needs
+                .iter()
+                .filter(|v| !kept.contains(*v))
+                .chain(read_now)
+                .any(|v| values.contains(v))
         };
-        let Some(next) = nodes.iter().position(|n| n.evaluates && needs(n)) else { return };
+        let Some(next) = nodes.iter().position(|n| n.evaluates && needs(n)) else {
+            return;
+        };
         nodes[next].evaluates = false;
     }
 }

@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use unio_interface::{Access, Elem as Memory, ResetPart, Role as Outer, When};
 
-use super::order::{Node, direct, order, restrict_evaluation};
-use super::{BlockBody, Body, Buffer, KernelPlan, Launch, Param, Plan, ProducerBody, Reset, SignalPlan, UpdateBody, block, memory_elem};
+use super::order::{Node, Place, direct, order, restrict_evaluation};
+use super::{
+    BlockBody, Body, Buffer, KernelPlan, Launch, Param, Plan, ProducerBody, Reset, SignalPlan, UpdateBody, block,
+    memory_elem,
+};
 use crate::diagnostics::{Code, Loc, Report};
 use crate::equations::{Equations, Reader, StageEquations};
 use crate::math::{Elem, Program, Role, TensorId};
@@ -52,7 +55,15 @@ struct Planner<'a> {
 impl<'a> Planner<'a> {
     fn new(model: &'a Model, equations: &'a Equations) -> Self {
         let smoothing_stride = model.smoothings.iter().map(|s| s.states.len()).max().unwrap_or(0);
-        Self { model, equations, buffers: Vec::new(), kernels: Vec::new(), nodes: Vec::new(), smoothing_stride, limits: Vec::new() }
+        Self {
+            model,
+            equations,
+            buffers: Vec::new(),
+            kernels: Vec::new(),
+            nodes: Vec::new(),
+            smoothing_stride,
+            limits: Vec::new(),
+        }
     }
 
     fn buffer(&self, name: &str) -> usize {
@@ -60,7 +71,14 @@ impl<'a> Planner<'a> {
     }
 
     fn add_buffer(&mut self, name: &str, shape: Vec<usize>, elem: Memory) -> usize {
-        self.buffers.push(Buffer { name: name.to_owned(), shape, elem, fill: 0.0, external: false, kept: false });
+        self.buffers.push(Buffer {
+            name: name.to_owned(),
+            shape,
+            elem,
+            fill: 0.0,
+            external: false,
+            kept: false,
+        });
         self.buffers.len() - 1
     }
 
@@ -93,21 +111,28 @@ impl<'a> Planner<'a> {
     }
 
     fn slot_arg(&self, slot: &Slot, group: Option<&str>) -> usize {
-        group.and_then(|g| slot.members.iter().position(|m| m == g)).unwrap_or(0)
+        group
+            .and_then(|g| slot.members.iter().position(|m| m == g))
+            .unwrap_or(0)
     }
 
     /// Buffer and element of each slot or state that a program reads.
-    fn scalar_args(&self, program: &Program, group: Option<&str>) -> Vec<(usize, usize)> {
+    fn scalar_args(&self, program: &Program, group: Option<&str>) -> Vec<Place> {
         let place = |read: &crate::math::ScalarRead| {
             if let Some(slot) = self.model.slots.iter().find(|s| s.name == read.name) {
                 let member = self.slot_arg(slot, read.member.as_deref().or(group));
                 return match read.when {
-                    crate::spec::equation::When::Observed => (self.buffer("observed"), slot.scratch + member),
-                    _ => (self.buffer("isv"), slot.index + member),
+                    crate::spec::equation::When::Observed => (String::from("observed"), slot.scratch + member),
+                    _ => (String::from("isv"), slot.index + member),
                 };
             }
-            let word = self.model.states.iter().find(|s| s.name == read.name).map_or(0, |s| s.word);
-            (self.buffer("state"), word)
+            let word = self
+                .model
+                .states
+                .iter()
+                .find(|s| s.name == read.name)
+                .map_or(0, |s| s.word);
+            (String::from("state"), word)
         };
         program.scalars.iter().map(place).collect()
     }
@@ -118,7 +143,11 @@ impl<'a> Planner<'a> {
             None => s.name.clone(),
         };
         // A read of a single slot from within a group names no member.
-        program.scalars.iter().flat_map(|s| [(s.when, s.name.clone()), (s.when, name(s))]).collect()
+        program
+            .scalars
+            .iter()
+            .flat_map(|s| [(s.when, s.name.clone()), (s.when, name(s))])
+            .collect()
     }
 
     fn add_updates(&mut self, select: impl Fn(&Update) -> bool) {
@@ -134,12 +163,20 @@ impl<'a> Planner<'a> {
 
     fn add_update_outputs(&mut self, update: &Update) {
         for (name, shape, elem) in &update.outputs {
-            self.add_buffer(&names::stage_value(&update.name, name), shape.clone(), memory_elem(*elem));
+            self.add_buffer(
+                &names::stage_value(&update.name, name),
+                shape.clone(),
+                memory_elem(*elem),
+            );
         }
     }
 
     fn add_update_kernel(&mut self, update: &Update, program: &Program) -> usize {
-        let element = program.vars.iter().position(|_| update.over != Over::Scalar).filter(|_| update.over != Over::Scalar);
+        let element = program
+            .vars
+            .iter()
+            .position(|_| update.over != Over::Scalar)
+            .filter(|_| update.over != Over::Scalar);
         let len = match &update.over {
             Over::Group => None,
             Over::Size { extent, .. } => Some(*extent),
@@ -160,15 +197,40 @@ impl<'a> Planner<'a> {
                 _ => continue,
             };
             let any = tensor.shape.first() == Some(&0);
-            let elem = if update.over == Over::Group { memory_elem(tensor.elem) } else { scalar_elem(tensor.elem) };
+            // Scalar states lie in one bank of f32 words; everything else has the lowering's own real type.
+            let in_bank = tensor.role == Role::State && update.over != Over::Group;
+            let elem = if in_bank {
+                scalar_elem(tensor.elem)
+            } else {
+                memory_elem(tensor.elem)
+            };
             let len = (!any).then(|| tensor.shape.iter().product());
             places.insert(id, params.len());
-            params.push(Param { name: tensor.name.clone(), elem, access, len, stride: None, role });
+            let row_len = (any && tensor.role == Role::Table).then(|| tensor.shape[1..].iter().product());
+            params.push(Param {
+                name: tensor.name.clone(),
+                elem,
+                access,
+                len,
+                stride: None,
+                role,
+                row_len,
+            });
         }
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
-        let body = UpdateBody { program: program.clone(), len, element, params: places, scalars };
-        let threads = if update.over == Over::Scalar { 1 } else { ELEMENT_THREADS };
+        let body = UpdateBody {
+            program: program.clone(),
+            len,
+            element,
+            params: places,
+            scalars,
+        };
+        let threads = if update.over == Over::Scalar {
+            1
+        } else {
+            ELEMENT_THREADS
+        };
         self.add_kernel(KernelPlan {
             symbol: names::kernel(&self.model.set, &update.name, ""),
             entry: update.name.clone(),
@@ -191,17 +253,25 @@ impl<'a> Planner<'a> {
         for tensor in &program.tensors {
             match tensor.role {
                 Role::Table | Role::Input => {
-                    let source = update.read.iter().find(|(name, _)| *name == tensor.name).map(|(_, s)| s);
+                    let source = update
+                        .read
+                        .iter()
+                        .find(|(name, _)| *name == tensor.name)
+                        .map(|(_, s)| s);
                     args.push(self.source_arg(source, group, &mut needs));
                 }
                 Role::State => args.push(self.state_arg(update, &tensor.name, group)),
-                Role::Output => args.push((self.buffer(&names::stage_value(&update.name, &tensor.name)), 0)),
+                Role::Output => args.push((String::from(&names::stage_value(&update.name, &tensor.name)), 0)),
                 _ => {}
             }
         }
         let group_name = group.map(|g| g.name.as_str());
         args.extend(self.scalar_args(program, group_name));
-        let mut gives: BTreeSet<String> = update.outputs.iter().map(|(name, ..)| names::stage_value(&update.name, name)).collect();
+        let mut gives: BTreeSet<String> = update
+            .outputs
+            .iter()
+            .map(|(name, ..)| names::stage_value(&update.name, name))
+            .collect();
         let mut writes = BTreeSet::new();
         match group {
             Some(_) => {
@@ -209,53 +279,72 @@ impl<'a> Planner<'a> {
                 needs.insert(REDUCED.to_owned());
                 needs.insert(READ.to_owned());
             }
-            None => writes.extend(self.model.states.iter().filter(|s| s.writer.as_ref() == Some(&update.name)).map(|s| s.name.clone())),
+            None => writes.extend(
+                self.model
+                    .states
+                    .iter()
+                    .filter(|s| s.writer.as_ref() == Some(&update.name))
+                    .map(|s| s.name.clone()),
+            ),
         }
         let name = group_name.map_or(update.name.clone(), |g| format!("{}[{g}]", update.name));
         let count = group.map(|g| g.range.1 - g.range.0);
         let reads = Self::scalar_reads(program, group_name);
         let evaluates = group.is_none() && !update.training_only;
-        self.nodes.push(Node { name, kernel, count, args, needs, gives, reads, writes, evaluates, loc: update.loc.clone() });
+        self.nodes.push(Node {
+            name,
+            kernel,
+            count,
+            args,
+            needs,
+            gives,
+            reads,
+            writes,
+            evaluates,
+            loc: update.loc.clone(),
+        });
     }
 
-    fn state_arg(&self, update: &Update, name: &str, group: Option<&Group>) -> (usize, usize) {
+    fn state_arg(&self, update: &Update, name: &str, group: Option<&Group>) -> Place {
         let start = group.map_or(0, |g| g.range.0);
         if update.over != Over::Group {
             let word = self.model.states.iter().find(|s| s.name == name).map_or(0, |s| s.word);
-            return (self.buffer("state"), word);
+            return (String::from("state"), word);
         }
         match update.element_state.iter().any(|(n, ..)| n == name) {
-            true => (self.buffer(&names::update_state(&update.name, name)), start),
-            false => (self.buffer("params"), start),
+            true => (String::from(&names::update_state(&update.name, name)), start),
+            false => (String::from("params"), start),
         }
     }
 
-    fn source_arg(&self, source: Option<&Source>, group: Option<&Group>, needs: &mut BTreeSet<String>) -> (usize, usize) {
+    fn source_arg(&self, source: Option<&Source>, group: Option<&Group>, needs: &mut BTreeSet<String>) -> Place {
         let start = group.map_or(0, |g| g.range.0);
         match source {
             Some(Source::Params) => {
                 needs.insert(UPDATED.into());
-                (self.buffer("params"), start)
+                (String::from("params"), start)
             }
             Some(Source::Gradients) => {
                 needs.insert(REDUCED.into());
-                (self.buffer("grads"), start)
+                (String::from("grads"), start)
             }
             Some(Source::OptimizerState { update, state }) => {
                 needs.insert(UPDATED.into());
-                (self.buffer(&names::update_state(update, state)), start)
+                (String::from(&names::update_state(update, state)), start)
             }
             Some(Source::Buffer(name)) => {
                 needs.insert(name.clone());
-                (self.buffer(name), 0)
+                (String::from(name), 0)
             }
-            None => (0, 0),
+            None => (String::new(), 0),
         }
     }
 
     /// Forward kernels in order, adjoints in reverse order.
     fn add_stages(&mut self) -> Vec<(String, usize, Option<usize>)> {
-        let Some(network) = &self.model.network else { return Vec::new() };
+        let Some(network) = &self.model.network else {
+            return Vec::new();
+        };
         let equations = self.equations;
         let mut stages = Vec::new();
         for (stage, eq) in network.stages.iter().zip(&equations.stages) {
@@ -270,19 +359,35 @@ impl<'a> Planner<'a> {
     }
 
     fn add_stage_buffers(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) {
-        let batched = |shape: &[usize]| std::iter::once(network.batch).chain(shape.iter().copied()).collect::<Vec<_>>();
+        let batched = |shape: &[usize]| {
+            std::iter::once(network.batch)
+                .chain(shape.iter().copied())
+                .collect::<Vec<_>>()
+        };
         for tensor in eq.forward.tensors.iter().filter(|t| t.role == Role::Output) {
-            self.add_buffer(&names::stage_value(&stage.name, &tensor.name), batched(&tensor.shape), memory_elem(tensor.elem));
+            self.add_buffer(
+                &names::stage_value(&stage.name, &tensor.name),
+                batched(&tensor.shape),
+                memory_elem(tensor.elem),
+            );
         }
         let Some(adjoint) = &eq.adjoint else { return };
         for id in kept(eq) {
             let tensor = &eq.forward.tensors[id];
-            self.add_buffer(&names::stage_saved(&stage.name, &tensor.name), batched(&tensor.shape), memory_elem(tensor.elem));
+            self.add_buffer(
+                &names::stage_saved(&stage.name, &tensor.name),
+                batched(&tensor.shape),
+                memory_elem(tensor.elem),
+            );
         }
         for tensor in &adjoint.program.tensors {
             if let Role::CotangentOut { of } = tensor.role {
                 let input = &adjoint.program.tensors[of].name;
-                self.add_buffer(&names::stage_cotangent(&stage.name, input), batched(&tensor.shape), memory_elem(tensor.elem));
+                self.add_buffer(
+                    &names::stage_cotangent(&stage.name, input),
+                    batched(&tensor.shape),
+                    memory_elem(tensor.elem),
+                );
             }
         }
     }
@@ -291,7 +396,12 @@ impl<'a> Planner<'a> {
         let keep = kept(eq);
         let planned = block::plan(&eq.forward, &keep, network.batch, param_total(network), stage.threads);
         let (kernel, args, needs) = self.add_block_kernel(network, stage, eq, planned, "forward");
-        let gives = eq.forward.tensors.iter().filter(|t| t.role == Role::Output).map(|t| names::stage_value(&stage.name, &t.name));
+        let gives = eq
+            .forward
+            .tensors
+            .iter()
+            .filter(|t| t.role == Role::Output)
+            .map(|t| names::stage_value(&stage.name, &t.name));
         let mut gives: BTreeSet<String> = gives.collect();
         gives.insert(READ.to_owned());
         self.add_block_node(stage, &eq.forward, kernel, args, needs, gives, "forward");
@@ -300,17 +410,42 @@ impl<'a> Planner<'a> {
 
     fn add_adjoint(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) -> Option<usize> {
         let adjoint = eq.adjoint.as_ref()?;
-        let planned = block::plan(&adjoint.program, &BTreeSet::new(), network.batch, param_total(network), stage.threads);
+        let planned = block::plan(
+            &adjoint.program,
+            &BTreeSet::new(),
+            network.batch,
+            param_total(network),
+            stage.threads,
+        );
         let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, planned, "adjoint");
-        needs.extend(eq.forward.tensors.iter().filter(|t| t.role == Role::Output).map(|t| names::stage_value(&stage.name, &t.name)));
-        let mut gives: BTreeSet<String> = eq.wanted.iter().map(|i| names::stage_cotangent(&stage.name, i)).collect();
+        needs.extend(
+            eq.forward
+                .tensors
+                .iter()
+                .filter(|t| t.role == Role::Output)
+                .map(|t| names::stage_value(&stage.name, &t.name)),
+        );
+        let mut gives: BTreeSet<String> = eq
+            .wanted
+            .iter()
+            .map(|i| names::stage_cotangent(&stage.name, i))
+            .collect();
         gives.extend([SCRATCH.to_owned(), READ.to_owned()]);
         self.add_block_node(stage, &adjoint.program, kernel, args, needs, gives, "adjoint");
         Some(kernel)
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn add_block_node(&mut self, stage: &Stage, program: &Program, kernel: usize, args: Vec<(usize, usize)>, needs: BTreeSet<String>, gives: BTreeSet<String>, what: &str) {
+    fn add_block_node(
+        &mut self,
+        stage: &Stage,
+        program: &Program,
+        kernel: usize,
+        args: Vec<Place>,
+        needs: BTreeSet<String>,
+        gives: BTreeSet<String>,
+        what: &str,
+    ) {
         self.nodes.push(Node {
             name: format!("{}.{what}", stage.name),
             kernel,
@@ -325,7 +460,14 @@ impl<'a> Planner<'a> {
         });
     }
 
-    fn add_block_kernel(&mut self, network: &Network, stage: &Stage, eq: &StageEquations, planned: block::Planned, what: &str) -> (usize, Vec<(usize, usize)>, BTreeSet<String>) {
+    fn add_block_kernel(
+        &mut self,
+        network: &Network,
+        stage: &Stage,
+        eq: &StageEquations,
+        planned: block::Planned,
+        what: &str,
+    ) -> (usize, Vec<Place>, BTreeSet<String>) {
         let mut needs = BTreeSet::new();
         let mut args = Vec::new();
         for (param, tensor) in pointer_tensors(&planned.body) {
@@ -333,7 +475,7 @@ impl<'a> Planner<'a> {
             args.push((param, arg));
         }
         args.sort_by_key(|(param, _)| *param);
-        let mut args: Vec<(usize, usize)> = args.into_iter().map(|(_, arg)| arg).collect();
+        let mut args: Vec<Place> = args.into_iter().map(|(_, arg)| arg).collect();
         args.extend(self.scalar_args(&planned.body.program, None));
         let kernel = KernelPlan {
             symbol: names::kernel(&self.model.set, &stage.name, what),
@@ -348,46 +490,75 @@ impl<'a> Planner<'a> {
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn tensor_arg(&mut self, network: &Network, stage: &Stage, eq: &StageEquations, program: &Program, id: TensorId, what: &str, needs: &mut BTreeSet<String>) -> (usize, usize) {
+    fn tensor_arg(
+        &mut self,
+        network: &Network,
+        stage: &Stage,
+        eq: &StageEquations,
+        program: &Program,
+        id: TensorId,
+        what: &str,
+        needs: &mut BTreeSet<String>,
+    ) -> Place {
         let tensor = &program.tensors[id];
         let own = |name: &str| names::stage_value(&stage.name, name);
         match tensor.role {
             Role::Input | Role::Table => self.wire_arg(network, stage, &tensor.name, needs),
-            Role::Param => (self.buffer("params"), param_offset(network, &own(&tensor.name))),
-            Role::ParamGradient { of } => (self.buffer("gradient_scratch"), param_offset(network, &own(&program.tensors[of].name))),
-            Role::Output => (self.buffer(&own(&tensor.name)), 0),
-            Role::CotangentOut { of } => (self.buffer(&names::stage_cotangent(&stage.name, &program.tensors[of].name)), 0),
-            Role::CotangentIn { of, reader } => self.cotangent_arg(network, eq, &program.tensors[of].name, reader, needs),
-            _ if eq.forward.tensors.get(id).is_some_and(|t| t.role == Role::Output) => (self.buffer(&own(&tensor.name)), 0),
-            _ if eq.forward.tensors.get(id).is_some() && kept(eq).contains(&id) => (self.buffer(&names::stage_saved(&stage.name, &tensor.name)), 0),
+            Role::Param => (String::from("params"), param_offset(network, &own(&tensor.name))),
+            Role::ParamGradient { of } => (
+                String::from("gradient_scratch"),
+                param_offset(network, &own(&program.tensors[of].name)),
+            ),
+            Role::Output => (String::from(&own(&tensor.name)), 0),
+            Role::CotangentOut { of } => (
+                String::from(&names::stage_cotangent(&stage.name, &program.tensors[of].name)),
+                0,
+            ),
+            Role::CotangentIn { of, reader } => {
+                self.cotangent_arg(network, eq, &program.tensors[of].name, reader, needs)
+            }
+            _ if eq.forward.tensors.get(id).is_some_and(|t| t.role == Role::Output) => {
+                (String::from(&own(&tensor.name)), 0)
+            }
+            _ if eq.forward.tensors.get(id).is_some() && kept(eq).contains(&id) => {
+                (String::from(&names::stage_saved(&stage.name, &tensor.name)), 0)
+            }
             _ => {
-                let shape: Vec<usize> = std::iter::once(network.batch).chain(tensor.shape.iter().copied()).collect();
+                let shape: Vec<usize> = std::iter::once(network.batch)
+                    .chain(tensor.shape.iter().copied())
+                    .collect();
                 let name = format!("{}.{what}.{}", stage.name, tensor.name);
-                (self.add_buffer(&name, shape, memory_elem(tensor.elem)), 0)
+                self.add_buffer(&name, shape, memory_elem(tensor.elem));
+                (name, 0)
             }
         }
     }
 
-    fn wire_arg(&self, network: &Network, stage: &Stage, input: &str, needs: &mut BTreeSet<String>) -> (usize, usize) {
+    fn wire_arg(&self, network: &Network, stage: &Stage, input: &str, needs: &mut BTreeSet<String>) -> Place {
         let name = match stage.wires.iter().find(|w| w.input == input).map(|w| &w.from) {
             Some(WireSource::Stage(index, output)) => names::stage_value(&network.stages[*index].name, output),
             Some(WireSource::Update(update, output)) => names::stage_value(update, output),
             Some(WireSource::External(name)) => name.clone(),
             None => String::new(),
         };
-        let buffer = self.buffer(&name);
-        needs.insert(name);
-        (buffer, 0)
+        needs.insert(name.clone());
+        (name, 0)
     }
 
-    fn cotangent_arg(&self, network: &Network, eq: &StageEquations, output: &str, reader: usize, needs: &mut BTreeSet<String>) -> (usize, usize) {
+    fn cotangent_arg(
+        &self,
+        network: &Network,
+        eq: &StageEquations,
+        output: &str,
+        reader: usize,
+        needs: &mut BTreeSet<String>,
+    ) -> Place {
         let name = match eq.readers.get(output).and_then(|r| r.get(reader)) {
             Some(Reader::Stage(index, input)) => names::stage_cotangent(&network.stages[*index].name, input),
             _ => "objective_seed".to_owned(),
         };
-        let buffer = self.buffer(&name);
-        needs.insert(name);
-        (buffer, 0)
+        needs.insert(name.clone());
+        (name, 0)
     }
 
     fn add_reducer(&mut self) {
@@ -396,7 +567,15 @@ impl<'a> Planner<'a> {
         if total == 0 {
             return;
         }
-        let param = |name: &str, access, len, role| Param { name: name.into(), elem: Memory::Real, access, len: Some(len), stride: None, role };
+        let param = |name: &str, access, len, role| Param {
+            name: name.into(),
+            elem: Memory::Real,
+            access,
+            len: Some(len),
+            stride: None,
+            role,
+            row_len: None,
+        };
         let kernel = self.add_kernel(KernelPlan {
             symbol: names::kernel(&self.model.set, "reduce_axis0", ""),
             entry: "reduce_axis0".into(),
@@ -413,7 +592,7 @@ impl<'a> Planner<'a> {
             name: "reduce_axis0".into(),
             kernel,
             count: Some(total),
-            args: vec![(self.buffer("gradient_scratch"), 0), (self.buffer("grads"), 0)],
+            args: vec![(String::from("gradient_scratch"), 0), (String::from("grads"), 0)],
             needs: BTreeSet::from([SCRATCH.to_owned()]),
             gives: BTreeSet::from([REDUCED.to_owned()]),
             reads: Vec::new(),
@@ -436,7 +615,12 @@ impl<'a> Planner<'a> {
 
     fn add_optimizers(&mut self) {
         let model = self.model;
-        for (update, program) in model.updates.iter().zip(&self.equations.updates).filter(|(u, _)| u.over == Over::Group) {
+        for (update, program) in model
+            .updates
+            .iter()
+            .zip(&self.equations.updates)
+            .filter(|(u, _)| u.over == Over::Group)
+        {
             let kernel = self.add_update_kernel(update, program);
             for group in model.groups.iter().filter(|g| g.optimizer == update.name) {
                 self.add_update_node(update, program, kernel, Some(group));
@@ -447,7 +631,9 @@ impl<'a> Planner<'a> {
     fn add_producers(&mut self) {
         let model = self.model;
         for (producer, program) in model.producers.iter().zip(&self.equations.producers) {
-            let Some(smoothing) = model.smoothings.iter().find(|s| s.name == producer.smooth) else { continue };
+            let Some(smoothing) = model.smoothings.iter().find(|s| s.name == producer.smooth) else {
+                continue;
+            };
             let law = &self.equations.smoothings[&smoothing.name];
             let kernel = self.add_producer_kernel(producer, program, law, &smoothing.states);
             if producer.per_group {
@@ -460,26 +646,71 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn add_producer_kernel(&mut self, producer: &Producer, program: &Program, law: &Program, states: &[String]) -> usize {
+    fn add_producer_kernel(
+        &mut self,
+        producer: &Producer,
+        program: &Program,
+        law: &Program,
+        states: &[String],
+    ) -> usize {
         let mut params = Vec::new();
         let mut places = BTreeMap::new();
-        for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::Table) {
+        for (id, tensor) in program
+            .tensors
+            .iter()
+            .enumerate()
+            .filter(|(_, t)| t.role == Role::Table)
+        {
             places.insert(id, params.len());
-            params.push(Param { name: tensor.name.clone(), elem: Memory::F32, access: Access::In, len: None, stride: None, role: Outer::Input });
+            params.push(Param {
+                name: tensor.name.clone(),
+                elem: Memory::Real,
+                access: Access::In,
+                len: None,
+                stride: None,
+                role: Outer::Input,
+                row_len: None,
+            });
         }
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
         let mut signals = Vec::new();
-        for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::Output) {
+        for (id, tensor) in program
+            .tensors
+            .iter()
+            .enumerate()
+            .filter(|(_, t)| t.role == Role::Output)
+        {
             let base = params.len();
-            let place = |name: String, elem, len| Param { name, elem, access: Access::InOut, len: Some(len), stride: None, role: Outer::Scalar };
+            let place = |name: String, elem, len| Param {
+                name,
+                elem,
+                access: Access::InOut,
+                len: Some(len),
+                stride: None,
+                role: Outer::Scalar,
+                row_len: None,
+            };
             params.push(place(format!("{}_slot", tensor.name), Memory::F32, 1));
             params.push(place(format!("{}_observed", tensor.name), Memory::F32, 1));
             params.push(place(format!("{}_smoothing", tensor.name), Memory::F32, states.len()));
             params.push(place(format!("{}_skipped", tensor.name), Memory::I32, 1));
-            signals.push(SignalPlan { tensor: id, slot: base, observed: base + 1, states: base + 2, skipped: base + 3 });
+            signals.push(SignalPlan {
+                tensor: id,
+                slot: base,
+                observed: base + 1,
+                states: base + 2,
+                skipped: base + 3,
+            });
         }
-        let body = ProducerBody { program: program.clone(), params: places, scalars, signals, smoothing: law.clone(), states: states.to_vec() };
+        let body = ProducerBody {
+            program: program.clone(),
+            params: places,
+            scalars,
+            signals,
+            smoothing: law.clone(),
+            states: states.to_vec(),
+        };
         self.add_kernel(KernelPlan {
             symbol: names::kernel(&self.model.set, &producer.name, ""),
             entry: producer.name.clone(),
@@ -497,20 +728,26 @@ impl<'a> Planner<'a> {
         let mut args = Vec::new();
         let mut count = 0;
         for tensor in program.tensors.iter().filter(|t| t.role == Role::Table) {
-            let source = producer.read.iter().find(|(name, _)| *name == tensor.name).map(|(_, s)| s);
+            let source = producer
+                .read
+                .iter()
+                .find(|(name, _)| *name == tensor.name)
+                .map(|(_, s)| s);
             args.push(self.source_arg(source, group, &mut needs));
             count = self.source_len(source, group);
         }
         args.extend(self.scalar_args(program, group_name));
         let mut writes = BTreeSet::new();
         for (name, _) in &producer.signals {
-            let Some(slot) = self.model.slots.iter().find(|s| s.name == *name) else { continue };
+            let Some(slot) = self.model.slots.iter().find(|s| s.name == *name) else {
+                continue;
+            };
             let member = self.slot_arg(slot, group_name);
             let scratch = slot.scratch + member;
-            args.push((self.buffer("isv"), slot.index + member));
-            args.push((self.buffer("observed"), scratch));
-            args.push((self.buffer("smoothing"), scratch * self.smoothing_stride));
-            args.push((self.buffer("skipped"), scratch));
+            args.push((String::from("isv"), slot.index + member));
+            args.push((String::from("observed"), scratch));
+            args.push((String::from("smoothing"), scratch * self.smoothing_stride));
+            args.push((String::from("skipped"), scratch));
             writes.insert(group_name.map_or(name.clone(), |g| format!("{name}[{g}]")));
         }
         let name = group_name.map_or(producer.name.clone(), |g| format!("{}[{g}]", producer.name));
@@ -542,7 +779,11 @@ impl<'a> Planner<'a> {
         let Some(network) = &self.model.network else { return };
         for buffer in &self.buffers {
             if buffer.shape.iter().product::<usize>() > i32::MAX as usize {
-                report.push(Code::IndexTooLarge, &network.loc, format!("`{}` {:?}", buffer.name, buffer.shape));
+                report.push(
+                    Code::IndexTooLarge,
+                    &network.loc,
+                    format!("`{}` {:?}", buffer.name, buffer.shape),
+                );
             }
         }
         for (loc, label) in &self.limits {
@@ -553,14 +794,37 @@ impl<'a> Planner<'a> {
     fn finish(mut self, stages: Vec<(String, usize, Option<usize>)>, report: &mut Report) -> Plan {
         restrict_evaluation(&mut self.nodes);
         let (sorted, before) = order(&self.nodes, report);
-        let train = launches(&self.nodes, &sorted, &before, |_| true);
-        let evaluate = launches(&self.nodes, &sorted, &before, |n| n.evaluates);
+        for (node, (name, _)) in self.nodes.iter().flat_map(|n| n.args.iter().map(move |a| (n, a))) {
+            if !self.buffers.iter().any(|b| b.name == *name) {
+                report.push(
+                    Code::Internal,
+                    &node.loc,
+                    format!("`{}` reads a buffer `{name}` that is not there", node.name),
+                );
+            }
+        }
+        let place = |(name, start): &Place| (self.buffer(name), *start);
+        let train = launches(&self.nodes, &sorted, &before, place, |_| true);
+        let evaluate = launches(&self.nodes, &sorted, &before, place, |n| n.evaluates);
         let resets = resets(&self);
-        Plan { buffers: self.buffers, kernels: self.kernels, train, evaluate, stages, resets }
+        Plan {
+            buffers: self.buffers,
+            kernels: self.kernels,
+            train,
+            evaluate,
+            stages,
+            resets,
+        }
     }
 }
 
-fn launches(nodes: &[Node], sorted: &[usize], before: &[BTreeSet<usize>], select: impl Fn(&Node) -> bool) -> Vec<Launch> {
+fn launches(
+    nodes: &[Node],
+    sorted: &[usize],
+    before: &[BTreeSet<usize>],
+    place_of: impl Fn(&Place) -> (usize, usize),
+    select: impl Fn(&Node) -> bool,
+) -> Vec<Launch> {
     let chosen: Vec<usize> = sorted.iter().copied().filter(|n| select(&nodes[*n])).collect();
     let place = |n: &usize| chosen.iter().position(|c| c == n);
     let before = direct(before);
@@ -568,7 +832,7 @@ fn launches(nodes: &[Node], sorted: &[usize], before: &[BTreeSet<usize>], select
         name: nodes[*n].name.clone(),
         kernel: nodes[*n].kernel,
         count: nodes[*n].count,
-        args: nodes[*n].args.clone(),
+        args: nodes[*n].args.iter().map(&place_of).collect(),
         after: before[*n].iter().filter_map(place).collect(),
     };
     chosen.iter().map(launch).collect()
@@ -577,18 +841,33 @@ fn launches(nodes: &[Node], sorted: &[usize], before: &[BTreeSet<usize>], select
 fn resets(p: &Planner<'_>) -> Vec<Reset> {
     let mut resets = Vec::new();
     for slot in p.model.slots.iter().filter(|s| !s.reserved) {
-        resets.push(Reset { name: slot.name.clone(), when: when(slot.reset), parts: slot_parts(p, slot) });
+        resets.push(Reset {
+            name: slot.name.clone(),
+            when: when(slot.reset),
+            parts: slot_parts(p, slot),
+        });
     }
     for state in &p.model.states {
-        let parts = vec![ResetPart { int: state.elem == Elem::Int, ..part(p.buffer("state"), state.word, 1, state.init) }];
-        resets.push(Reset { name: state.name.clone(), when: when(state.reset), parts });
+        let parts = vec![ResetPart {
+            int: state.elem == Elem::Int,
+            ..part(p.buffer("state"), state.word, 1, state.init)
+        }];
+        resets.push(Reset {
+            name: state.name.clone(),
+            when: when(state.reset),
+            parts,
+        });
     }
     for update in p.model.updates.iter().filter(|u| u.over == Over::Group) {
         for (name, init, reset) in &update.element_state {
             let name = names::update_state(&update.name, name);
             let buffer = p.buffer(&name);
             let parts = vec![part(buffer, 0, p.buffers[buffer].shape.iter().product(), *init)];
-            resets.push(Reset { name, when: when(*reset), parts });
+            resets.push(Reset {
+                name,
+                when: when(*reset),
+                parts,
+            });
         }
     }
     resets
@@ -600,14 +879,23 @@ fn slot_parts(p: &Planner<'_>, slot: &Slot) -> Vec<ResetPart> {
     let mut parts = vec![part(p.buffer("isv"), slot.index, len, 0.0)];
     if slot.producer.is_some() {
         parts.push(part(p.buffer("observed"), slot.scratch, len, 0.0));
-        parts.push(ResetPart { int: true, ..part(p.buffer("skipped"), slot.scratch, len, 0.0) });
+        parts.push(ResetPart {
+            int: true,
+            ..part(p.buffer("skipped"), slot.scratch, len, 0.0)
+        });
         parts.push(part(p.buffer("smoothing"), slot.scratch * stride, len * stride, 0.0));
     }
     parts
 }
 
 fn part(buffer: usize, start: usize, len: usize, value: f64) -> ResetPart {
-    ResetPart { buffer, start, len, value, int: false }
+    ResetPart {
+        buffer,
+        start,
+        len,
+        value,
+        int: false,
+    }
 }
 
 fn when(reset: entries::Reset) -> When {
@@ -621,12 +909,17 @@ fn when(reset: entries::Reset) -> When {
 /// Tensors that the forward kernel stores for the adjoint, outputs aside.
 fn kept(eq: &StageEquations) -> BTreeSet<TensorId> {
     let saved = eq.adjoint.iter().flat_map(|a| a.saved.iter().copied());
-    saved.filter(|id| eq.forward.tensors[*id].role != Role::Output).collect()
+    saved
+        .filter(|id| eq.forward.tensors[*id].role != Role::Output)
+        .collect()
 }
 
 /// Parameter and tensor of each pointer of a block kernel.
 fn pointer_tensors(body: &BlockBody) -> Vec<(usize, TensorId)> {
-    body.homes.iter().filter_map(|(id, home)| Some((home.global?, *id))).collect()
+    body.homes
+        .iter()
+        .filter_map(|(id, home)| Some((home.global?, *id)))
+        .collect()
 }
 
 fn param_total(network: &Network) -> usize {

@@ -31,7 +31,10 @@ impl Text {
     /// The place of a byte range of the text.
     pub fn at(&self, range: std::ops::Range<usize>) -> Loc {
         match self.origin {
-            Some(origin) => Loc { file: self.loc.file, range: origin + range.start..origin + range.end },
+            Some(origin) => Loc {
+                file: self.loc.file,
+                range: origin + range.start..origin + range.end,
+            },
             None => self.loc.clone(),
         }
     }
@@ -144,7 +147,11 @@ pub fn parse_statements(text: &Text, report: &mut Report) -> Vec<Statement> {
 pub fn parse_expr(text: &Text, report: &mut Report) -> Option<Expr> {
     parse_with(text, report, |input| {
         let expr = Reader { text }.or(input)?;
-        if input.is_empty() { Ok(expr) } else { Err(input.error("expected an operator or the end")) }
+        if input.is_empty() {
+            Ok(expr)
+        } else {
+            Err(input.error("expected an operator or the end"))
+        }
     })
 }
 
@@ -169,12 +176,20 @@ pub fn parse_shape(text: &Text, report: &mut Report) -> Vec<String> {
 
 struct Dim(String);
 
-fn parse_with<T>(text: &Text, report: &mut Report, parser: impl FnOnce(ParseStream<'_>) -> syn::Result<T>) -> Option<T> {
+fn parse_with<T>(
+    text: &Text,
+    report: &mut Report,
+    parser: impl FnOnce(ParseStream<'_>) -> syn::Result<T>,
+) -> Option<T> {
     let tokens: TokenStream = match text.value.parse() {
         Ok(tokens) => tokens,
         Err(error) => {
             let error: proc_macro2::LexError = error;
-            report.push(Code::EquationLex, &text.at(error.span().byte_range()), "not part of the equation language");
+            report.push(
+                Code::EquationLex,
+                &text.at(error.span().byte_range()),
+                "not part of the equation language",
+            );
             return None;
         }
     };
@@ -183,8 +198,16 @@ fn parse_with<T>(text: &Text, report: &mut Report, parser: impl FnOnce(ParseStre
         Err(error) => {
             let range = error.span().byte_range();
             let end = text.value.trim_end().len();
-            let range = if range.is_empty() { end.saturating_sub(1)..end } else { range };
-            report.push(Code::EquationSyntax, &text.at(range), error.to_string().trim_end_matches(", ").to_owned());
+            let range = if range.is_empty() {
+                end.saturating_sub(1)..end
+            } else {
+                range
+            };
+            report.push(
+                Code::EquationSyntax,
+                &text.at(range),
+                error.to_string().trim_end_matches(", ").to_owned(),
+            );
             None
         }
     }
@@ -200,7 +223,10 @@ impl Reader<'_> {
     }
 
     fn name(&self, ident: &Ident) -> Name {
-        Name { text: ident.unraw().to_string(), loc: self.loc(ident.span()) }
+        Name {
+            text: ident.unraw().to_string(),
+            loc: self.loc(ident.span()),
+        }
     }
 
     fn statements(&self, input: ParseStream<'_>) -> syn::Result<Vec<Statement>> {
@@ -214,7 +240,12 @@ impl Reader<'_> {
 
     fn statement(&self, input: ParseStream<'_>) -> syn::Result<Statement> {
         let target = self.target(input)?;
-        input.parse::<Token![=]>().map_err(|e| syn::Error::new(e.span(), "expected `=` after the name, as in `name[index] = expression`"))?;
+        input.parse::<Token![=]>().map_err(|e| {
+            syn::Error::new(
+                e.span(),
+                "expected `=` after the name, as in `name[index] = expression`",
+            )
+        })?;
         let value = self.or(input)?;
         let when = match input.peek(Ident::peek_any) && input.fork().call(Ident::parse_any)? == "when" {
             true => {
@@ -227,7 +258,9 @@ impl Reader<'_> {
     }
 
     fn target(&self, input: ParseStream<'_>) -> syn::Result<Target> {
-        let mut ident = input.call(Ident::parse_any).map_err(|e| syn::Error::new(e.span(), "expected a name at the start of an equation"))?;
+        let mut ident = input
+            .call(Ident::parse_any)
+            .map_err(|e| syn::Error::new(e.span(), "expected a name at the start of an equation"))?;
         let next = ident == "next" && input.peek(Token![.]);
         if next {
             input.parse::<Token![.]>()?;
@@ -240,7 +273,11 @@ impl Reader<'_> {
             let idents = Punctuated::<Ident, Token![,]>::parse_terminated_with(&inner, |i| i.call(Ident::parse_any))?;
             indices = idents.iter().map(|i| self.name(i)).collect();
         }
-        Ok(Target { next, name: self.name(&ident), indices })
+        Ok(Target {
+            next,
+            name: self.name(&ident),
+            indices,
+        })
     }
 
     fn or(&self, input: ParseStream<'_>) -> syn::Result<Expr> {
@@ -261,7 +298,9 @@ impl Reader<'_> {
 
     fn comparison(&self, input: ParseStream<'_>) -> syn::Result<Expr> {
         let left = self.sum(input)?;
-        let Some(op) = comparison_op(input)? else { return Ok(left) };
+        let Some(op) = comparison_op(input)? else {
+            return Ok(left);
+        };
         Ok(binary(op, left, self.sum(input)?))
     }
 
@@ -304,26 +343,41 @@ impl Reader<'_> {
         };
         let inner = self.unary(input)?;
         let loc = join(&self.loc(span), &inner.loc);
-        Ok(Expr { kind: ExprKind::Unary(op, Box::new(inner)), loc })
+        Ok(Expr {
+            kind: ExprKind::Unary(op, Box::new(inner)),
+            loc,
+        })
     }
 
     fn atom(&self, input: ParseStream<'_>) -> syn::Result<Expr> {
         let loc = self.loc(input.span());
         if input.peek(LitFloat) {
             let value = input.parse::<LitFloat>()?.base10_parse()?;
-            return Ok(Expr { kind: ExprKind::Float(value), loc });
+            return Ok(Expr {
+                kind: ExprKind::Float(value),
+                loc,
+            });
         }
         if input.peek(LitInt) {
             let value = input.parse::<LitInt>()?.base10_parse()?;
-            return Ok(Expr { kind: ExprKind::Int(value), loc });
+            return Ok(Expr {
+                kind: ExprKind::Int(value),
+                loc,
+            });
         }
         if input.peek(syn::token::Paren) {
             let inner;
             parenthesized!(inner in input);
             let expr = self.or(&inner)?;
-            return if inner.is_empty() { Ok(expr) } else { Err(inner.error("expected an operator or `)`")) };
+            return if inner.is_empty() {
+                Ok(expr)
+            } else {
+                Err(inner.error("expected an operator or `)`"))
+            };
         }
-        let ident = input.call(Ident::parse_any).map_err(|e| syn::Error::new(e.span(), "expected a number, a name or `(`"))?;
+        let ident = input
+            .call(Ident::parse_any)
+            .map_err(|e| syn::Error::new(e.span(), "expected a number, a name or `(`"))?;
         self.named(self.name(&ident), input)
     }
 
@@ -333,18 +387,27 @@ impl Reader<'_> {
             let inner;
             let end = bracketed!(inner in input).span.close();
             let args = self.list(&inner)?;
-            return Ok(Expr { kind: ExprKind::Index(name, args), loc: join(&loc, &self.loc(end)) });
+            return Ok(Expr {
+                kind: ExprKind::Index(name, args),
+                loc: join(&loc, &self.loc(end)),
+            });
         }
         if input.peek(syn::token::Paren) {
             let inner;
             let end = parenthesized!(inner in input).span.close();
             let args = self.list(&inner)?;
-            return Ok(Expr { kind: ExprKind::Call(name, args), loc: join(&loc, &self.loc(end)) });
+            return Ok(Expr {
+                kind: ExprKind::Call(name, args),
+                loc: join(&loc, &self.loc(end)),
+            });
         }
         if input.peek(Token![.]) {
             return self.read(&name, input);
         }
-        Ok(Expr { kind: ExprKind::Name(name.text), loc })
+        Ok(Expr {
+            kind: ExprKind::Name(name.text),
+            loc,
+        })
     }
 
     fn read(&self, scope: &Name, input: ParseStream<'_>) -> syn::Result<Expr> {
@@ -365,7 +428,10 @@ impl Reader<'_> {
             member = Some(self.name(&inner.call(Ident::parse_any)?));
             loc = join(&loc, &self.loc(end));
         }
-        Ok(Expr { kind: ExprKind::Read(when, name, member), loc })
+        Ok(Expr {
+            kind: ExprKind::Read(when, name, member),
+            loc,
+        })
     }
 
     fn list(&self, input: ParseStream<'_>) -> syn::Result<Vec<Expr>> {
@@ -400,9 +466,15 @@ fn comparison_op(input: ParseStream<'_>) -> syn::Result<Option<BinaryOp>> {
 
 fn binary(op: BinaryOp, left: Expr, right: Expr) -> Expr {
     let loc = join(&left.loc, &right.loc);
-    Expr { kind: ExprKind::Binary(op, Box::new(left), Box::new(right)), loc }
+    Expr {
+        kind: ExprKind::Binary(op, Box::new(left), Box::new(right)),
+        loc,
+    }
 }
 
 fn join(a: &Loc, b: &Loc) -> Loc {
-    Loc { file: a.file, range: a.range.start.min(b.range.start)..a.range.end.max(b.range.end) }
+    Loc {
+        file: a.file,
+        range: a.range.start.min(b.range.start)..a.range.end.max(b.range.end),
+    }
 }

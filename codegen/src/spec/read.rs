@@ -38,14 +38,18 @@ impl SetFiles {
 
     /// A set given as texts, for tests and tools.
     pub fn from_texts<'a>(texts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        Self { files: texts.into_iter().map(|(p, t)| (p.to_owned(), t.to_owned())).collect() }
+        Self {
+            files: texts.into_iter().map(|(p, t)| (p.to_owned(), t.to_owned())).collect(),
+        }
     }
 
     /// The manifest's `include`, without further checks; nothing where it cannot be read.
     pub fn includes(&self) -> Vec<String> {
         let manifest = self.files.iter().find(|(p, _)| is_manifest(p));
         let manifest = manifest.and_then(|(_, t)| toml::from_str::<Manifest>(t).ok());
-        manifest.map(|m| m.include.into_iter().map(Spanned::into_inner).collect()).unwrap_or_default()
+        manifest
+            .map(|m| m.include.into_iter().map(Spanned::into_inner).collect())
+            .unwrap_or_default()
     }
 }
 
@@ -175,12 +179,21 @@ impl SpecReader {
             Err(error) => self.toml_error(Code::TomlSyntax, file, &error, 0..text.len()),
             Ok(manifest) => {
                 if *manifest.version.get_ref() != 1 {
-                    let loc = Loc { file, range: manifest.version.span() };
+                    let loc = Loc {
+                        file,
+                        range: manifest.version.span(),
+                    };
                     self.report.push(Code::VersionUnknown, &loc, "not 1");
                 }
                 if own {
-                    let loc = Loc { file, range: manifest.name.span() };
-                    self.set = Some(Set { name: manifest.name.into_inner(), loc });
+                    let loc = Loc {
+                        file,
+                        range: manifest.name.span(),
+                    };
+                    self.set = Some(Set {
+                        name: manifest.name.into_inner(),
+                        loc,
+                    });
                 }
             }
         }
@@ -199,7 +212,11 @@ impl SpecReader {
             "update" => entries(at, value, &mut self.updates, report),
             "group" => entries(at, value, &mut self.groups, report),
             "model" => entries(at, value, &mut self.models, report),
-            _ => report.push(Code::KindUnknown, &Loc { file, range: span }, format!("`{kind}` is no kind of entry")),
+            _ => report.push(
+                Code::KindUnknown,
+                &Loc { file, range: span },
+                format!("`{kind}` is no kind of entry"),
+            ),
         }
     }
 
@@ -210,9 +227,13 @@ impl SpecReader {
 
     fn finish(mut self) -> Result<Spec, Diagnostics> {
         if self.set.is_none() && self.report.is_empty() {
-            self.report.push_global(Code::SetUnreadable, "the folder has no `unio.toml`");
+            self.report
+                .push_global(Code::SetUnreadable, "the folder has no `unio.toml`");
         }
-        let set = self.set.unwrap_or(Set { name: String::new(), loc: Loc::default() });
+        let set = self.set.unwrap_or(Set {
+            name: String::new(),
+            loc: Loc::default(),
+        });
         let files = self.files.clone();
         let spec = Spec {
             set,
@@ -241,17 +262,31 @@ struct At<'a> {
 fn entries<T: DeserializeOwned>(at: At<'_>, value: Spanned<DeValue<'_>>, out: &mut Vec<Entry<T>>, report: &mut Report) {
     let whole = value.span();
     let DeValue::Table(table) = value.into_inner() else {
-        let loc = Loc { file: at.file, range: whole };
+        let loc = Loc {
+            file: at.file,
+            range: whole,
+        };
         return report.push(Code::KeyUnknown, &loc, "a table of entries is expected here");
     };
     for (name, value) in table {
-        let loc = Loc { file: at.file, range: name.span() };
+        let loc = Loc {
+            file: at.file,
+            range: name.span(),
+        };
         let range = value.span();
         match T::deserialize(ValueDeserializer::from(value)) {
-            Ok(keys) => out.push(Entry { name: name.into_inner().into_owned(), loc, keys }),
+            Ok(keys) => out.push(Entry {
+                name: name.into_inner().into_owned(),
+                loc,
+                keys,
+            }),
             Err(error) => {
                 let range = narrow(error.span().unwrap_or(range), at.files.get(at.file).text.as_str());
-                report.push(Code::KeyUnknown, &Loc { file: at.file, range }, error.message().to_owned());
+                report.push(
+                    Code::KeyUnknown,
+                    &Loc { file: at.file, range },
+                    error.message().to_owned(),
+                );
             }
         }
     }
@@ -267,16 +302,29 @@ fn narrow(range: std::ops::Range<usize>, text: &str) -> std::ops::Range<usize> {
 fn text(files: &Files, file: usize, value: &Str) -> Text {
     let span = value.span();
     let raw = files.get(file).text.get(span.clone()).unwrap_or_default();
-    let opening = ["'''\r\n", "'''\n", "'''", "\"\"\"\n", "\"\"\"", "'", "\""].into_iter().find(|q| raw.starts_with(q));
+    let opening = ["'''\r\n", "'''\n", "'''", "\"\"\"\n", "\"\"\"", "'", "\""]
+        .into_iter()
+        .find(|q| raw.starts_with(q));
     let origin = opening.map(|q| span.start + q.len()).filter(|start| {
-        files.get(file).text.get(*start..).is_some_and(|t| t.starts_with(value.get_ref().as_str()))
+        files
+            .get(file)
+            .text
+            .get(*start..)
+            .is_some_and(|t| t.starts_with(value.get_ref().as_str()))
     });
-    Text { value: value.get_ref().clone(), loc: Loc { file, range: span }, origin }
+    Text {
+        value: value.get_ref().clone(),
+        loc: Loc { file, range: span },
+        origin,
+    }
 }
 
 /// Place of a spanned string.
 pub fn loc_of<T>(file: usize, value: &Spanned<T>) -> Loc {
-    Loc { file, range: value.span() }
+    Loc {
+        file,
+        range: value.span(),
+    }
 }
 
 /// The keys of a map, as owned names with places.

@@ -4,7 +4,7 @@
 // Norm of the whole gradient, before it is clipped.
 // From `grad_norm` in specs/perception/training.toml.
 UNIO_KERNEL(256) perception_grad_norm(
-    UNIO_IN(float, g),
+    UNIO_IN(real, g),
     UNIO_INOUT(float, grad_norm_slot),
     UNIO_INOUT(float, grad_norm_observed),
     UNIO_INOUT(float, grad_norm_smoothing),

@@ -4,8 +4,8 @@
 // Bound and decay rate of a group's weights.
 // From `group_oracle` in specs/perception/training.toml.
 UNIO_KERNEL(256) perception_group_oracle(
-    UNIO_IN(float, g),
-    UNIO_IN(float, w),
+    UNIO_IN(real, g),
+    UNIO_IN(real, w),
     UNIO_INOUT(float, wd_rate_slot),
     UNIO_INOUT(float, wd_rate_observed),
     UNIO_INOUT(float, wd_rate_smoothing),

@@ -4,7 +4,7 @@
 // Sum of the losses of the epoch's rows, and their number.
 // From `loss_meter` in specs/perception/training.toml.
 UNIO_KERNEL(1) perception_loss_meter(
-    UNIO_IN(float, loss),
+    UNIO_IN(real, loss),
     UNIO_INOUT(int, loss_rows),
     UNIO_INOUT(float, loss_sum),
     UNIO_IN(int, prev_rows),

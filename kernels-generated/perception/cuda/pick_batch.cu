@@ -6,15 +6,16 @@
 UNIO_KERNEL(256) perception_pick_batch(
     UNIO_IN(int, order),
     UNIO_OUT(int, row),
-    UNIO_OUT(float, weight),
+    UNIO_OUT(real, weight),
     UNIO_IN(int, prev_cursor),
-    UNIO_IN(int, prev_rows)
+    UNIO_IN(int, prev_rows),
+    int order_rows_
 ) {
     for (int b = blockIdx.x * 256 + threadIdx.x; b < 32; b += gridDim.x * 256) {
         const int at_ = prev_cursor[0] + b;
         const bool live_ = at_ < prev_rows[0];
         const int count_ = min(32, prev_rows[0] - prev_cursor[0]);
-        const int row_ = order[live_ ? at_ : 0];
+        const int row_ = order[unio_row(live_ ? at_ : 0, order_rows_)];
         const real weight_ = live_ ? real(32) / real(count_) : real(0);
         row[b] = row_;
         weight[b] = weight_;

@@ -12,7 +12,11 @@ UNIO_KERNEL(224) perception_window_forward(
     UNIO_OUT(real, dt),
     UNIO_OUT(real, is_up),
     UNIO_OUT(real, is_volatile),
-    UNIO_OUT(real, x)
+    UNIO_OUT(real, x),
+    int direction_rows_,
+    int feature_rows_,
+    int gap_rows_,
+    int volatility_rows_
 ) {
     row = row + size_t(blockIdx.x) * 1;
     dt = dt + size_t(blockIdx.x) * 20;
@@ -23,18 +27,18 @@ UNIO_KERNEL(224) perception_window_forward(
         const int e = threadIdx.x;
         const int k = e / 10;
         const int f = e % 10;
-        const real x_ = feature[(row[0] - 20 + 1 + k) * 10 + f];
+        const real x_ = feature[unio_row(row[0] - 20 + 1 + k, feature_rows_) * 10 + f];
         x[k * 10 + f] = x_;
     }
     if (threadIdx.x < 20) {
         const int k = threadIdx.x;
-        const real dt_ = gap[row[0] - 20 + 1 + k];
+        const real dt_ = gap[unio_row(row[0] - 20 + 1 + k, gap_rows_)];
         dt[k] = dt_;
     }
     if (threadIdx.x == 0) {
-        const real is_up_ = direction[row[0]];
+        const real is_up_ = direction[unio_row(row[0], direction_rows_)];
         is_up[0] = is_up_;
-        const real is_volatile_ = volatility[row[0]];
+        const real is_volatile_ = volatility[unio_row(row[0], volatility_rows_)];
         is_volatile[0] = is_volatile_;
     }
 }

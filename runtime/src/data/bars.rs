@@ -52,8 +52,7 @@ impl Bars {
         let path = path.as_ref();
         let table = Table::parse(path, bytes)?;
         let date = table.column(&DATE_NAMES)?;
-        let [open, high, low, close] =
-            ["open", "high", "low", "close"].map(|name| table.column(&[name]));
+        let [open, high, low, close] = ["open", "high", "low", "close"].map(|name| table.column(&[name]));
         let adj_close = table.find(&["adj_close", "adjusted_close"])?;
         let volume = table.column(&["volume"])?;
         let bars = Self {
@@ -122,17 +121,10 @@ impl Bars {
     /// Whole, finite and positive because the dates strictly rise.
     pub fn day_gaps(&self) -> Vec<f64> {
         let gap = |pair: &[Date]| pair[0].duration_until(pair[1]).as_hours() as f64 / 24.0;
-        std::iter::once(1.0)
-            .chain(self.dates.windows(2).map(gap))
-            .collect()
+        std::iter::once(1.0).chain(self.dates.windows(2).map(gap)).collect()
     }
 
-    fn check_order(
-        &self,
-        path: &Path,
-        table: &Table<'_>,
-        column: ColumnIndex,
-    ) -> Result<(), DataError> {
+    fn check_order(&self, path: &Path, table: &Table<'_>, column: ColumnIndex) -> Result<(), DataError> {
         let Some(at) = self.dates.windows(2).position(|pair| pair[0] >= pair[1]) else {
             return Ok(());
         };
@@ -198,9 +190,7 @@ impl Bars {
     /// The first `count` bars.
     pub(super) fn first(mut self, count: usize) -> Self {
         self.dates.truncate(count);
-        self.columns()
-            .into_iter()
-            .for_each(|column| column.truncate(count));
+        self.columns().into_iter().for_each(|column| column.truncate(count));
         self
     }
 

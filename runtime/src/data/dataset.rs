@@ -109,10 +109,7 @@ impl Dataset {
         }
         let cut = folds.over(self.rows())?;
         self.check_windows(folds, &cut, window)?;
-        Ok(cut
-            .into_iter()
-            .map(|fold| self.fold(fold, window))
-            .collect())
+        Ok(cut.into_iter().map(|fold| self.fold(fold, window)).collect())
     }
 
     fn check_windows(&self, folds: &Folds, cut: &[Fold], window: usize) -> Result<(), DataError> {
@@ -140,11 +137,7 @@ impl Dataset {
             features: self.normalised(&columns),
             dt: self.dt.iter().map(|days| *days as f32).collect(),
             direction: flags(self.direction.iter().copied()),
-            volatility: flags(
-                self.realised
-                    .iter()
-                    .map(|volatility| *volatility > threshold),
-            ),
+            volatility: flags(self.realised.iter().map(|volatility| *volatility > threshold)),
             train: indices(ends),
             test: indices(fold.test.clone()),
             threshold,
@@ -184,9 +177,7 @@ impl FoldData {
 
     /// Columns that do not move in training, for a report: each prints as one line that names its feature.
     pub fn still_columns(&self) -> impl Iterator<Item = &Column> {
-        self.columns
-            .iter()
-            .filter(|column| column.state != ColumnState::Moves)
+        self.columns.iter().filter(|column| column.state != ColumnState::Moves)
     }
 }
 
@@ -206,9 +197,7 @@ fn rows_of(bars: &Bars, horizon: usize) -> Result<usize, DataError> {
         return Err(DataError::Horizon { horizon });
     }
     let needed = horizon.saturating_add(WARM_UP + 1);
-    let rows = (bars.len() + 1)
-        .checked_sub(needed)
-        .filter(|rows| *rows > 0);
+    let rows = (bars.len() + 1).checked_sub(needed).filter(|rows| *rows > 0);
     rows.ok_or(DataError::TooFewBars {
         path: bars.path().into(),
         bars: bars.len(),
@@ -297,11 +286,7 @@ mod tests {
             let count = fold.train.len() as f64;
             assert!((column.clone().sum::<f64>() / count).abs() < 1e-6);
             assert!((column.map(|value| value * value).sum::<f64>() / count - 1.0).abs() < 1e-5);
-            let above: f32 = fold
-                .train
-                .iter()
-                .map(|row| fold.volatility[*row as usize])
-                .sum();
+            let above: f32 = fold.train.iter().map(|row| fold.volatility[*row as usize]).sum();
             assert_eq!(above as usize, fold.train.len() / 2);
         }
     }
@@ -370,10 +355,7 @@ mod tests {
     #[test]
     fn settings_that_cannot_work_are_refused() {
         let data = dataset(400, 1);
-        assert!(matches!(
-            data.folds(&Folds::default(), 0),
-            Err(DataError::EmptyWindow)
-        ));
+        assert!(matches!(data.folds(&Folds::default(), 0), Err(DataError::EmptyWindow)));
         let leaking = Folds {
             purge: 4,
             embargo: 50,
@@ -381,10 +363,7 @@ mod tests {
         };
         assert!(matches!(
             data.folds(&leaking, 8),
-            Err(DataError::Leak {
-                purge: 4,
-                horizon: 5
-            })
+            Err(DataError::Leak { purge: 4, horizon: 5 })
         ));
         let bars = fixture::bars(100, 1);
         assert!(matches!(
@@ -404,10 +383,7 @@ mod tests {
     #[test]
     fn still_columns_are_named() {
         let mut volume = vec![7.0; 300];
-        volume[200..]
-            .iter_mut()
-            .zip(1..)
-            .for_each(|(v, i)| *v = f64::from(i));
+        volume[200..].iter_mut().zip(1..).for_each(|(v, i)| *v = f64::from(i));
         let closes = fixture::bars(300, 6).close().to_vec();
         let data = Dataset::new(
             &fixture::from_closes(&closes, &volume),
@@ -419,9 +395,7 @@ mod tests {
         let said: Vec<String> = folds[0].still_columns().map(ToString::to_string).collect();
         assert_eq!(
             said,
-            [
-                "feature `volume_change` is always 0.000000 in training and moves at row 180: centred, scale 1"
-            ]
+            ["feature `volume_change` is always 0.000000 in training and moves at row 180: centred, scale 1"]
         );
         assert_eq!(folds[2].still_columns().count(), 0);
     }

@@ -12,9 +12,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum DataError {
     /// The file cannot be opened or read.
-    #[error(
-        "{path}: cannot be read ({source}); check the path, which is relative to the working directory"
-    )]
+    #[error("{path}: cannot be read ({source}); check the path, which is relative to the working directory")]
     Read {
         /// The path as given.
         path: PathBuf,
@@ -50,9 +48,7 @@ pub enum DataError {
         path: PathBuf,
     },
     /// A column that bars need is not in the header.
-    #[error(
-        "{path}:1: has no column `{column}`; the header reads {found}; name the column, separated by commas"
-    )]
+    #[error("{path}:1: has no column `{column}`; the header reads {found}; name the column, separated by commas")]
     MissingColumn {
         /// The file.
         path: PathBuf,
@@ -98,9 +94,7 @@ pub enum DataError {
         problem: &'static str,
     },
     /// A day's high is below its low.
-    #[error(
-        "{path}:{row}: column `high` holds {high}, below {low} in column `low`; correct or remove the row"
-    )]
+    #[error("{path}:{row}: column `high` holds {high}, below {low} in column `low`; correct or remove the row")]
     HighBelowLow {
         /// The file.
         path: PathBuf,
@@ -172,9 +166,7 @@ pub enum DataError {
         spans: usize,
     },
     /// The purge is shorter than the labels' horizon, so training labels would see the test span.
-    #[error(
-        "a purge of {purge} rows lets labels of {horizon} days reach into the test span; purge {horizon} or more"
-    )]
+    #[error("a purge of {purge} rows lets labels of {horizon} days reach into the test span; purge {horizon} or more")]
     Leak {
         /// Purge asked for, rows.
         purge: usize,

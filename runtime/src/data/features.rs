@@ -265,28 +265,16 @@ mod tests {
 
     #[test]
     fn a_volume_not_recorded_is_the_one_before() {
-        assert_eq!(
-            carried(&[0.0, 2.0, 0.0, 0.0, 3.0, 0.0]),
-            [0.0, 2.0, 2.0, 2.0, 3.0, 3.0]
-        );
+        assert_eq!(carried(&[0.0, 2.0, 0.0, 0.0, 3.0, 0.0]), [0.0, 2.0, 2.0, 2.0, 3.0, 3.0]);
         assert!((ln_mean_recorded(&[0.0, 0.0, 2.0, 4.0]) - 3f64.ln()).abs() < 1e-15);
     }
 
     #[test]
     fn extreme_prices_and_volumes_stay_finite() {
         let prices: Vec<f64> = (0..40)
-            .map(|i| {
-                if i % 2 == 0 {
-                    f64::MAX
-                } else {
-                    f64::MIN_POSITIVE
-                }
-            })
+            .map(|i| if i % 2 == 0 { f64::MAX } else { f64::MIN_POSITIVE })
             .collect();
-        let values = compute(
-            &fixture::from_closes(&prices, &[f64::MAX; 40]),
-            &Feature::ALL,
-        );
+        let values = compute(&fixture::from_closes(&prices, &[f64::MAX; 40]), &Feature::ALL);
         assert!(values.iter().all(|v| v.is_finite()));
     }
 }

@@ -16,19 +16,14 @@ pub(super) fn bars(count: usize, seed: u64) -> Bars {
             f64::max(open, close) * (1.0 + 0.01 * random.unit()),
             f64::min(open, close) * 0.99,
         );
-        writeln!(
-            text,
-            "{day},{open},{high},{low},{close},{}",
-            1.0 + 1e6 * random.unit()
-        )
-        .unwrap();
-        day = day.saturating_add(jiff::Span::new().days(
-            if day.weekday() == jiff::civil::Weekday::Friday {
+        writeln!(text, "{day},{open},{high},{low},{close},{}", 1.0 + 1e6 * random.unit()).unwrap();
+        day = day.saturating_add(
+            jiff::Span::new().days(if day.weekday() == jiff::civil::Weekday::Friday {
                 3
             } else {
                 1
-            },
-        ));
+            }),
+        );
     }
     Bars::parse("fixture.csv", text.as_bytes()).unwrap()
 }
@@ -38,11 +33,7 @@ pub(super) fn from_closes(closes: &[f64], volumes: &[f64]) -> Bars {
     let mut text = String::from("date,open,high,low,close,volume\n");
     let days = jiff::civil::date(2001, 1, 1).series(jiff::Span::new().days(1));
     for ((close, volume), day) in closes.iter().zip(volumes).zip(days) {
-        writeln!(
-            text,
-            "{day},{close:e},{close:e},{close:e},{close:e},{volume:e}"
-        )
-        .unwrap();
+        writeln!(text, "{day},{close:e},{close:e},{close:e},{close:e},{volume:e}").unwrap();
     }
     Bars::parse("fixture.csv", text.as_bytes()).unwrap()
 }

@@ -13,10 +13,7 @@ pub const HORIZON: usize = 5;
 
 /// Whether the next day's close is above today's, one a bar that has a next day: `[bars - 1]`.
 pub fn direction(bars: &Bars) -> Vec<bool> {
-    bars.return_close()
-        .windows(2)
-        .map(|pair| pair[1] > pair[0])
-        .collect()
+    bars.return_close().windows(2).map(|pair| pair[1] > pair[0]).collect()
 }
 
 /// Volatility a day of the `horizon` daily log returns after each bar: `[bars - horizon]`, empty if there are no more

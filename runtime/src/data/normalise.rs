@@ -83,10 +83,7 @@ impl fmt::Display for Column {
                 write!(f, "feature `{feature}`: mean {mean:.6}, scale {scale:.6}")
             }
             ColumnState::Constant => {
-                write!(
-                    f,
-                    "feature `{feature}` is always {mean:.6}: centred, scale 1"
-                )
+                write!(f, "feature `{feature}` is always {mean:.6}: centred, scale 1")
             }
             ColumnState::ConstantInTraining { moves_at } => {
                 write!(
@@ -101,10 +98,7 @@ impl fmt::Display for Column {
 /// The one value of a column that does not move.
 fn still(values: &[f64]) -> Option<f64> {
     let first = *values.first()?;
-    values
-        .iter()
-        .all(|value| !differs(*value, first))
-        .then_some(first)
+    values.iter().all(|value| !differs(*value, first)).then_some(first)
 }
 
 fn differs(value: f64, centre: f64) -> bool {
@@ -140,10 +134,7 @@ mod tests {
     #[test]
     fn a_column_constant_in_training_that_moves_later_is_reported() {
         let column = Column::of(Feature::VolumeChange, &[2.0, 2.0, 2.0, 2.0, 5.0], 0..3);
-        assert_eq!(
-            column.state,
-            ColumnState::ConstantInTraining { moves_at: 4 }
-        );
+        assert_eq!(column.state, ColumnState::ConstantInTraining { moves_at: 4 });
         assert_eq!(column.normalise(5.0), 3.0);
         assert!(column.to_string().contains("moves at row 4"), "{column}");
     }

@@ -29,9 +29,7 @@ impl<'a> Table<'a> {
             return Err(DataError::Empty { path: path.into() });
         }
         let mut reader = ReaderBuilder::new().from_reader(text.as_bytes());
-        let header = reader
-            .headers()
-            .map_err(|error| read_error(path, text, &error))?;
+        let header = reader.headers().map_err(|error| read_error(path, text, &error))?;
         let header = header.iter().map(canonical).collect();
         let records: Result<Vec<_>, _> = reader.records().collect();
         let records = records.map_err(|error| read_error(path, text, &error))?;
@@ -74,27 +72,15 @@ impl<'a> Table<'a> {
     }
 
     pub(super) fn cell(&self, record: usize, column: ColumnIndex) -> &str {
-        self.records[record]
-            .get(column.index)
-            .unwrap_or_default()
-            .trim()
+        self.records[record].get(column.index).unwrap_or_default().trim()
     }
 
     pub(super) fn number(&self, record: usize, column: ColumnIndex) -> Result<f64, DataError> {
         number(self.cell(record, column)).map_err(|problem| self.refuse(record, column, problem))
     }
 
-    pub(super) fn refuse(
-        &self,
-        record: usize,
-        column: ColumnIndex,
-        problem: &'static str,
-    ) -> DataError {
-        let text = self
-            .cell(record, column)
-            .chars()
-            .take(QUOTED_CHARS)
-            .collect();
+    pub(super) fn refuse(&self, record: usize, column: ColumnIndex, problem: &'static str) -> DataError {
+        let text = self.cell(record, column).chars().take(QUOTED_CHARS).collect();
         DataError::Cell {
             path: self.path.into(),
             row: self.row(record),
@@ -106,9 +92,7 @@ impl<'a> Table<'a> {
 
     /// The line of the file that a record starts on.
     pub(super) fn row(&self, record: usize) -> usize {
-        let byte = self.records[record]
-            .position()
-            .map_or(0, csv::Position::byte);
+        let byte = self.records[record].position().map_or(0, csv::Position::byte);
         line_at(self.text.as_bytes(), byte as usize)
     }
 }
@@ -156,19 +140,14 @@ fn read_error(path: &Path, text: &str, error: &csv::Error) -> DataError {
         .position()
         .map_or(1, |at| line_at(text.as_bytes(), at.byte() as usize));
     match *error.kind() {
-        ErrorKind::UnequalLengths {
-            expected_len, len, ..
-        } => DataError::Ragged {
+        ErrorKind::UnequalLengths { expected_len, len, .. } => DataError::Ragged {
             path: path.into(),
             row,
             expected: expected_len as usize,
             found: len as usize,
         },
         // The text is UTF-8 in memory, so nothing else can arise; this stays true whatever a later reader adds.
-        _ => DataError::NotUtf8 {
-            path: path.into(),
-            row,
-        },
+        _ => DataError::NotUtf8 { path: path.into(), row },
     }
 }
 
@@ -197,9 +176,7 @@ fn without_thousands(text: &str) -> Option<String> {
     let mut groups = whole.split(',');
     let first = groups.next()?;
     let digits = |group: &str| group.bytes().all(|b| b.is_ascii_digit());
-    let legal = (1..=3).contains(&first.len())
-        && digits(first)
-        && groups.all(|g| g.len() == 3 && digits(g));
+    let legal = (1..=3).contains(&first.len()) && digits(first) && groups.all(|g| g.len() == 3 && digits(g));
     let decimals = text.split_once('.').map_or("", |(_, rest)| rest);
     (legal && !decimals.contains(',')).then(|| text.replace(',', ""))
 }
@@ -220,8 +197,7 @@ mod tests {
             assert_eq!(number(text), Ok(value), "{text}");
         }
         for text in [
-            "", "NaN", "inf", "1e999", "n/a", "1,5", "1049,34", "1.5,000", "1,049,3", ",1", "1_0",
-            "0x10", "-",
+            "", "NaN", "inf", "1e999", "n/a", "1,5", "1049,34", "1.5,000", "1,049,3", ",1", "1_0", "0x10", "-",
         ] {
             assert!(number(text).is_err(), "{text}");
         }

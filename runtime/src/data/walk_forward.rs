@@ -45,8 +45,7 @@ impl Default for Folds {
 impl Folds {
     /// The spans: they cover `0..rows` in order without gaps, and their lengths differ by one at most.
     pub fn spans(&self, rows: usize) -> impl Iterator<Item = Range<usize>> {
-        let edge =
-            move |span: usize| rows / self.spans * span + rows % self.spans * span / self.spans;
+        let edge = move |span: usize| rows / self.spans * span + rows % self.spans * span / self.spans;
         (0..self.spans).map(move |span| edge(span)..edge(span + 1))
     }
 
@@ -130,9 +129,6 @@ mod tests {
             spans: 1,
             ..Folds::default()
         };
-        assert!(matches!(
-            one.over(100),
-            Err(DataError::TooFewSpans { spans: 1 })
-        ));
+        assert!(matches!(one.over(100), Err(DataError::TooFewSpans { spans: 1 })));
     }
 }

@@ -30,6 +30,8 @@ pub(super) enum Place {
     Buffer { buffer: usize, offset: usize },
     /// A number of elements.
     Count(i32),
+    /// The rows of a buffer, which the run tells.
+    Rows { buffer: usize, row_len: usize },
 }
 
 /// A buffer that a kernel reads as another type of real than this session stores.
@@ -61,6 +63,7 @@ impl Prepared {
         let kernel = &artefacts.kernels[launch.kernel];
         let place = |arg: &Arg| match *arg {
             Arg::Count(n) => Place::Count(n),
+            Arg::Rows { buffer, row_len } => Place::Rows { buffer, row_len },
             Arg::Buffer { buffer, start } => {
                 let size = Stored::of(program.buffers[buffer].elem, real).size();
                 Place::Buffer {
@@ -82,7 +85,7 @@ impl Prepared {
     pub(super) fn buffers(&self) -> impl Iterator<Item = usize> + '_ {
         self.places.iter().filter_map(|place| match place {
             Place::Buffer { buffer, .. } => Some(*buffer),
-            Place::Count(_) => None,
+            Place::Count(_) | Place::Rows { .. } => None,
         })
     }
 
@@ -106,9 +109,14 @@ pub(super) fn least(artefacts: &Artefacts, program: &Program) -> Vec<usize> {
     for launch in program.train.iter().chain(&program.evaluate) {
         let kernel = &artefacts.kernels[launch.kernel];
         for (param, arg) in kernel.params.iter().zip(&launch.args) {
-            if let Arg::Buffer { buffer, start } = *arg {
-                let end = start.saturating_add(check::least(launch, param));
-                least[buffer] = end.max(least[buffer]);
+            match *arg {
+                Arg::Buffer { buffer, start } => {
+                    let end = start.saturating_add(check::least(launch, param));
+                    least[buffer] = end.max(least[buffer]);
+                }
+                // A kernel takes every index back into the table, which must therefore have a row.
+                Arg::Rows { buffer, row_len } => least[buffer] = row_len.max(least[buffer]),
+                Arg::Count(_) => {}
             }
         }
     }

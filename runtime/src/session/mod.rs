@@ -304,6 +304,10 @@ impl Session {
             args.push(match *place {
                 Place::Buffer { buffer, offset } => Arg::Buffer(self.memory(buffer)?, offset),
                 Place::Count(n) => Arg::I32(n),
+                Place::Rows { buffer, row_len } => {
+                    let rows = self.len(buffer).unwrap_or(0) / row_len;
+                    Arg::I32(i32::try_from(rows).unwrap_or(i32::MAX))
+                }
             });
         }
         let kernel = &self.kernels[launch.kernel];

@@ -3,6 +3,7 @@
 mod report;
 mod train;
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -51,12 +52,25 @@ struct TrainArgs {
 
 impl Default for TrainArgs {
     fn default() -> Self {
-        Self { run: DEFAULT_RUN.into(), device: Target::Auto, out: None, epochs: None, folds: None }
+        Self {
+            run: DEFAULT_RUN.into(),
+            device: Target::Auto,
+            out: None,
+            epochs: None,
+            folds: None,
+        }
     }
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).without_time().with_target(false).init();
+    let ansi = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_ansi(ansi)
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing::Level::WARN)
+        .without_time()
+        .with_target(false)
+        .init();
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -21,15 +21,30 @@ pub fn train(args: &TrainArgs) -> Result<()> {
     run.epochs = args.epochs.unwrap_or(run.epochs);
     ensure!(run.epochs > 0, "--epochs 0 trains nothing: name at least 1");
     let program = artefacts().program.as_ref().context("the set has no model")?;
-    ensure!(run.model == program.model, "{}: the model `{}` is not in this trainer, which has `{}`", args.run.display(), run.model, program.model);
+    ensure!(
+        run.model == program.model,
+        "{}: the model `{}` is not in this trainer, which has `{}`",
+        args.run.display(),
+        run.model,
+        program.model
+    );
     let mut folds = load(&run)?;
     folds.truncate(args.folds.unwrap_or(folds.len()));
     let device = Device::open(args.device)?;
     println!("{}\nDevice: {}", run.doc, device.describe());
     let session = Session::new(&device, artefacts(), Real::F32)?;
     let folder = args.out.clone().unwrap_or_else(|| ["out", &run.name].iter().collect());
-    let steps = folds.iter().map(|f| steps(f.train.len()) + steps(f.test.len())).sum::<usize>() * run.epochs;
-    let mut trainer = Trainer { run, session, report: Report::create(&folder)?, bar: progress(steps as u64) };
+    let steps = folds
+        .iter()
+        .map(|f| steps(f.train.len()) + steps(f.test.len()))
+        .sum::<usize>()
+        * run.epochs;
+    let mut trainer = Trainer {
+        run,
+        session,
+        report: Report::create(&folder)?,
+        bar: progress(steps as u64),
+    };
     for fold in &folds {
         trainer.fold(fold)?;
     }
@@ -43,14 +58,21 @@ fn load(run: &Run) -> Result<Vec<FoldData>> {
     let dataset = Dataset::new(&bars, &run.features, run.horizon)?;
     let inputs = size("F")?;
     if run.features.len() != inputs {
-        bail!("the run names {} features, the model takes {inputs}: change `features` or the size F", run.features.len());
+        bail!(
+            "the run names {} features, the model takes {inputs}: change `features` or the size F",
+            run.features.len()
+        );
     }
     Ok(dataset.folds(&run.folds, size("K")?)?)
 }
 
 fn size(name: &str) -> Result<usize> {
     let sizes = artefacts().program.iter().flat_map(|p| &p.sizes);
-    sizes.into_iter().find(|(n, _)| n == name).map(|(_, size)| *size).with_context(|| format!("the model has no size {name}"))
+    sizes
+        .into_iter()
+        .find(|(n, _)| n == name)
+        .map(|(_, size)| *size)
+        .with_context(|| format!("the model has no size {name}"))
 }
 
 fn batch() -> usize {
@@ -80,8 +102,14 @@ impl Trainer {
             let metrics = self.test(data, epoch, train_loss, start)?;
             self.report.epoch(&self.bar, metrics)?;
         }
-        let path = self.report.folder().join(format!("fold-{}.safetensors", data.fold.number));
-        let about = BTreeMap::from([("run".to_owned(), self.run.name.clone()), ("fold".to_owned(), data.fold.number.to_string())]);
+        let path = self
+            .report
+            .folder()
+            .join(format!("fold-{}.safetensors", data.fold.number));
+        let about = BTreeMap::from([
+            ("run".to_owned(), self.run.name.clone()),
+            ("fold".to_owned(), data.fold.number.to_string()),
+        ]);
         self.session.save(&path, &about)?;
         Ok(())
     }
@@ -154,7 +182,10 @@ impl Trainer {
     }
 
     fn mean_loss(&self) -> Result<f64> {
-        let (sum, rows) = (self.session.state(states::LOSS_SUM)?, self.session.state(states::LOSS_ROWS)?);
+        let (sum, rows) = (
+            self.session.state(states::LOSS_SUM)?,
+            self.session.state(states::LOSS_ROWS)?,
+        );
         Ok(f64::from(sum) / f64::from(rows.max(1)))
     }
 
@@ -166,7 +197,12 @@ impl Trainer {
                 true => vec![slot.name.clone()],
                 false => slot.members.iter().map(|m| format!("{}_{m}", slot.name)).collect(),
             };
-            slots.extend(names.into_iter().enumerate().map(|(n, name)| (name, isv[slot.index + n])));
+            slots.extend(
+                names
+                    .into_iter()
+                    .enumerate()
+                    .map(|(n, name)| (name, isv[slot.index + n])),
+            );
         }
         Ok(slots)
     }
@@ -174,7 +210,10 @@ impl Trainer {
 
 /// The test rows' labels for a head, which is named after them.
 fn labels(data: &FoldData, head: &str) -> Vec<f32> {
-    let all = if head == "direction" { &data.direction } else { &data.volatility };
+    let all = if head == "direction" {
+        &data.direction
+    } else {
+        &data.volatility
+    };
     data.test.iter().map(|row| all[*row as usize]).collect()
 }
-

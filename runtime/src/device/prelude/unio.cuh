@@ -29,6 +29,8 @@ extern __shared__ __align__(128) unsigned char unio_shared_arena[];
 // Largest errors seen over all floats, in units of the last place: exp, log 0.9; tanh 1.4; log1p, sin, cos 1.5;
 // softplus 2.0; sigmoid 2.4; pow 0.6; sqrt, floor, min, max exact.
 // ---------------------------------------------------------------------------------------------------------------------
+// An index that data decides, taken back to the nearest row.
+UNIO_DEVICE int unio_row(int row, int rows) { return row < 0 ? 0 : (row < rows ? row : rows - 1); }
 UNIO_DEVICE float unio_inf() { return __int_as_float(0x7f800000); }
 UNIO_DEVICE float unio_nan() { return __int_as_float(0x7fc00000); }
 
