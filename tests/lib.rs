@@ -77,6 +77,17 @@ pub fn compile_run(name: &str, sizes: &[(&str, usize)]) -> Compiled {
     unio_codegen::compile_texts(&texts).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// Compiles a set of `specs/`.
+///
+/// # Panics
+/// Where it does not compile, or where `specs/` is not found beside the fixtures' parent folder.
+pub fn compile_set(name: &str) -> Compiled {
+    let dir = fixture("../../specs").join(name);
+    let dir = if dir.is_dir() { dir } else { PathBuf::from("specs").join(name) };
+    let set = unio_codegen::build::Generated::of_dir(&dir).unwrap_or_else(|e| panic!("{e}"));
+    set.compiled
+}
+
 /// Entries of the shared fixture that a model names; a block that no stage uses would be an error.
 fn only_used(common: &str, used: &str) -> String {
     let entries = common

@@ -1,3 +1,6 @@
-//! Every test that runs a kernel, in one binary that runs on the emulator and, by one switch, on a card.
+//! Every test that runs a generated kernel, in one binary that runs on the emulator and, by one switch, on a card.
 
 mod adjoints;
+mod determinism;
+mod learning;
+mod producers;

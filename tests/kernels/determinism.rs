@@ -1,0 +1,73 @@
+//! The same seed gives the same bits: run after run, and whichever thread goes first.
+
+use unio::device::{Device, Real};
+use unio::interface::Artefacts;
+use unio::random::Stream;
+use unio::{Phase, Session};
+use unio_tests::{compile_run, compile_set, twin_devices};
+
+/// Every buffer after some steps, by name and as bits.
+type Bits = Vec<(String, Vec<u64>)>;
+
+#[test]
+fn thread_order_changes_no_bit() {
+    for name in ["cfc", "pool", "head", "functions", "two_step_scan"] {
+        let artefacts = compile_run(name, &[]).artefacts;
+        let [forward, reversed] = twin_devices().unwrap();
+        assert_same(name, &steps(&forward, &artefacts, 3), &steps(&reversed, &artefacts, 3));
+    }
+}
+
+#[test]
+fn thread_order_changes_no_bit_of_the_perception_step() {
+    let artefacts = compile_set("perception").artefacts;
+    let [forward, reversed] = twin_devices().unwrap();
+    assert_same("perception", &steps(&forward, &artefacts, 3), &steps(&reversed, &artefacts, 3));
+}
+
+#[test]
+fn twenty_runs_of_one_seed_give_one_hash() {
+    let artefacts = compile_set("perception").artefacts;
+    let [device, _] = twin_devices().unwrap();
+    let first = steps(&device, &artefacts, 4);
+    for _ in 1..20 {
+        assert_same("perception", &first, &steps(&device, &artefacts, 4));
+    }
+}
+
+fn assert_same(what: &str, a: &Bits, b: &Bits) {
+    for ((name, a), (_, b)) in a.iter().zip(b) {
+        assert!(a == b, "{what}: `{name}` differs");
+    }
+}
+
+fn steps(device: &Device, artefacts: &Artefacts, count: usize) -> Bits {
+    let mut session = Session::new(device, artefacts, Real::F32).unwrap();
+    fill_externals(&mut session, artefacts);
+    session.init_params(11).unwrap();
+    for _ in 0..count {
+        session.run(Phase::Train).unwrap();
+    }
+    let program = artefacts.program.as_ref().unwrap();
+    let bits = |name: &str| session.dump(name).unwrap().into_iter().map(f64::to_bits).collect();
+    program.buffers.iter().map(|b| (b.name.clone(), bits(&b.name))).collect()
+}
+
+/// Something for every external buffer: 64 rows where any number will do.
+fn fill_externals(session: &mut Session, artefacts: &Artefacts) {
+    for buffer in artefacts.program.as_ref().unwrap().buffers.iter().filter(|b| b.external) {
+        let row: usize = buffer.shape.iter().filter(|n| **n > 0).product();
+        let len = buffer.len.unwrap_or(64 * row);
+        let stream = Stream::new(7, &buffer.name);
+        if buffer.elem == unio::interface::Elem::I32 {
+            let values: Vec<i32> = (0..len).map(|n| (n % 64) as i32).collect();
+            session.write_named(&buffer.name, &values).unwrap();
+        } else {
+            let values: Vec<f64> = (0..len).map(|n| stream.symmetric(n as u64)).collect();
+            session.write_real(&buffer.name, &values).unwrap();
+        }
+    }
+    if artefacts.states.iter().any(|s| s.name == "rows") {
+        session.set_state_named("rows", 64.0).unwrap();
+    }
+}

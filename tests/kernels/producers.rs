@@ -1,0 +1,118 @@
+//! Producers against the sorted or closed-form truth.
+
+use unio::device::Real;
+use unio::random::Stream;
+use unio::{Phase, Session};
+use unio_codegen::Compiled;
+use unio_tests::{MANIFEST, device, fixture_text};
+
+const SIZES: [usize; 10] = [1, 31, 32, 33, 48, 255, 256, 257, 1025, 4096];
+
+fn compiled(n: usize) -> Compiled {
+    let spec = fixture_text("producers/statistics.toml").replace("N = 4", &format!("N = {n}"));
+    unio_codegen::compile_texts(&[("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", &spec)]).unwrap_or_else(|e| panic!("{e}"))
+}
+
+struct Measured {
+    session: Session,
+}
+
+impl Measured {
+    fn of(data: &[f64]) -> Self {
+        let mut session = Session::new(&device().unwrap(), &compiled(data.len()).artefacts, Real::F32).unwrap();
+        let other: Vec<f64> = (0..data.len()).map(|n| Stream::new(9, "other").symmetric(n as u64)).collect();
+        session.write_real("data", data).unwrap();
+        session.write_real("other", &other).unwrap();
+        session.write_real("one", &[1.0]).unwrap();
+        session.run(Phase::Train).unwrap();
+        Self { session }
+    }
+
+    fn slot(&self, name: &str) -> f64 {
+        f64::from(self.session.slot_named(name).unwrap()[0])
+    }
+}
+
+/// Values of a normal distribution, as f32 holds them.
+fn normal(n: usize) -> Vec<f64> {
+    let stream = Stream::new(21, "normal");
+    let uniform = |k: u64| 0.5 + 0.5 * stream.symmetric(k);
+    let value = |k: usize| {
+        let (u, v) = (uniform(2 * k as u64).max(1e-12), uniform(2 * k as u64 + 1));
+        f64::from(((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32)
+    };
+    (0..n).map(value).collect()
+}
+
+/// The smallest value with at least this share of the elements at or below it.
+fn quantile(data: &[f64], share: f64) -> f64 {
+    let mut sorted: Vec<f64> = data.iter().map(|x| x.abs()).collect();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (share * sorted.len() as f64).ceil().max(1.0) as usize;
+    sorted[rank - 1]
+}
+
+fn close(what: &str, got: f64, expected: f64, tolerance: f64) {
+    let error = (got - expected).abs() / expected.abs().max(1e-30);
+    assert!(error <= tolerance, "{what}: {got} instead of {expected}, off by {error:e}");
+}
+
+#[test]
+fn statistics_equal_the_truth_at_odd_sizes() {
+    for n in SIZES {
+        let data = normal(n);
+        let m = Measured::of(&data);
+        close(&format!("p99 of {n}"), m.slot("p99"), quantile(&data, 0.99), 0.005);
+        close(&format!("median of {n}"), m.slot("p50"), quantile(&data, 0.5), 0.005);
+        let sum: f64 = data.iter().sum();
+        let squares: f64 = data.iter().map(|x| x * x).sum();
+        close(&format!("sum of {n}"), m.slot("total"), sum, 1e-6);
+        close(&format!("mean of {n}"), m.slot("mean"), data.iter().map(|x| x.abs()).sum::<f64>() / n as f64, 1e-6);
+        close(&format!("rms of {n}"), m.slot("root"), (squares / n as f64).sqrt(), 1e-6);
+        close(&format!("norm of {n}"), m.slot("norm"), squares.sqrt(), 1e-6);
+        close(&format!("max of {n}"), m.slot("top"), data.iter().copied().fold(f64::MIN, f64::max), 0.0);
+    }
+}
+
+#[test]
+fn quantiles_hold_on_every_shape() {
+    let n = 4096;
+    let shapes: [(&str, Vec<f64>); 5] = [
+        ("all equal", vec![0.3; n]),
+        ("one spike", normal(n).into_iter().enumerate().map(|(k, x)| if k == 77 { 1e30 } else { x }).collect()),
+        ("heavy tails", normal(n).into_iter().map(|x| f64::from((x / (0.05 + x.abs().fract())) as f32)).collect()),
+        ("log-normal", normal(n).into_iter().map(|x| f64::from((3.0 * x).exp() as f32)).collect()),
+        ("mostly zero", normal(n).into_iter().enumerate().map(|(k, x)| if k % 50 == 0 { x } else { 0.0 }).collect()),
+    ];
+    for (name, data) in shapes {
+        close(name, Measured::of(&data).slot("p99"), quantile(&data, 0.99), 0.005);
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_counted_apart() {
+    let mut data = normal(1000);
+    data[3] = f64::NAN;
+    data[999] = f64::INFINITY;
+    let finite: Vec<f64> = data.iter().copied().filter(|x| x.is_finite()).collect();
+    let m = Measured::of(&data);
+    close("p99 of the finite", m.slot("p99"), quantile(&finite, 0.99), 0.005);
+    // A sum cannot leave them out: it is no observation, so the slot stays and the event is counted.
+    assert_eq!(m.slot("total"), 0.0);
+    let skipped = m.session.dump("skipped").unwrap();
+    assert!(skipped.contains(&1.0), "{skipped:?}");
+}
+
+#[test]
+fn nothing_but_nan_is_no_value() {
+    let m = Measured::of(&[f64::NAN; 40]);
+    assert_eq!(m.slot("p99"), 0.0);
+}
+
+#[test]
+fn zeros_change_no_slot() {
+    let m = Measured::of(&[0.0; 300]);
+    for name in ["p99", "p50", "total", "mean", "root", "norm"] {
+        assert_eq!(m.slot(name), 0.0, "{name}");
+    }
+}
