@@ -116,6 +116,9 @@ pub fn lower(plan: &Plan, files: &Files) -> Vec<Kernel> {
 
 fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
     let mut namer = expr::Namer::default();
+    for own in own_names(&kernel.body) {
+        namer.unique(own);
+    }
     let names: Vec<String> = kernel
         .params
         .iter()
@@ -159,6 +162,15 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
         params,
         arrays: lowered.arrays,
         body: lowered.body,
+    }
+}
+
+/// Names that a kernel gives itself: parameters, named after the spec, stay clear of them.
+fn own_names(body: &Body) -> &'static [&'static str] {
+    match body {
+        Body::Producer(_) => producer::OWN_NAMES,
+        Body::Update(_) => &["n"],
+        Body::Block(_) | Body::ReduceAxis0 { .. } => &[],
     }
 }
 

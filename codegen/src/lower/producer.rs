@@ -60,12 +60,12 @@ pub struct QuantileText {
     pub result: String,
 }
 
+/// Names that the skeleton gives itself.
+pub(super) const OWN_NAMES: &[&str] = &[
+    "n", "e", "warp", "lane", "counted", "found", "partial", "bits", "inside", "bin", "first", "half",
+];
+
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {
-    for reserved in [
-        "n", "e", "warp", "lane", "counted", "found", "partial", "bits", "inside", "bin", "first", "half",
-    ] {
-        namer.unique(reserved);
-    }
     let pointers: BTreeMap<TensorId, Pointer> = body
         .params
         .iter()

@@ -76,6 +76,11 @@ impl SlotOf {
         self.name
     }
 
+    /// Index in the ISV; of the first member where the family has any.
+    pub const fn index(&self) -> usize {
+        self.index
+    }
+
     /// The members' names, in order; empty for a single slot.
     pub const fn members(&self) -> &'static [&'static str] {
         self.members

@@ -28,6 +28,7 @@ pub fn train(args: &TrainArgs) -> Result<()> {
         run.model,
         program.model
     );
+    check_states(&run, args)?;
     let mut folds = load(&run)?;
     folds.truncate(args.folds.unwrap_or(folds.len()));
     let device = Device::open(args.device)?;
@@ -50,6 +51,15 @@ pub fn train(args: &TrainArgs) -> Result<()> {
     }
     trainer.bar.finish_and_clear();
     trainer.report.finish(trainer.run.epochs);
+    Ok(())
+}
+
+/// A run may set what the host sets, and nothing else; said before anything is written.
+fn check_states(run: &Run, args: &TrainArgs) -> Result<()> {
+    let free: Vec<&str> = artefacts().states.iter().filter(|s| s.writer.is_none()).map(|s| s.name.as_str()).collect();
+    for name in run.states.keys() {
+        ensure!(free.contains(&name.as_str()), "{}: the model has no state `{name}` for the host to set: known are {}", args.run.display(), free.join(", "));
+    }
     Ok(())
 }
 

@@ -1,0 +1,150 @@
+//! The command as a user meets it: what it trains, and what it says when it cannot.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn trainer(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.current_dir(root()).args(args);
+    command
+}
+
+/// One line that begins with `error:`, a failing exit, and no output folder.
+fn refused(mut command: Command, out: &Path, says: &[&str]) {
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{text}");
+    let errors: Vec<&str> = text.lines().filter(|l| l.starts_with("error")).collect();
+    assert_eq!(errors.len(), 1, "{text}");
+    for part in says {
+        assert!(text.contains(part), "`{part}` is not in: {text}");
+    }
+    assert!(!text.contains("panicked"), "{text}");
+    assert!(!out.exists(), "{} was left behind", out.display());
+}
+
+#[test]
+fn the_main_run_learns_volatility() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let output = trainer(&["train", "--device", "emulator", "--epochs", "3", "--out", out.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows = metrics(&out);
+    assert_eq!(rows.len(), 9);
+    let last: Vec<f64> = rows.iter().filter(|r| r["epoch"] == 3).map(|r| r["valid_auc"]["volatility"].as_f64().unwrap()).collect();
+    let mean = last.iter().sum::<f64>() / last.len() as f64;
+    assert!(mean >= 0.78, "mean test AUC of the volatility head is {mean}: {last:?}");
+    for key in ["fold", "epoch", "train_loss", "valid_loss", "valid_auc", "slots"] {
+        assert!(rows.iter().all(|r| r.get(key).is_some()), "{key}");
+    }
+    assert!(rows.iter().all(|r| r["slots"]["grad_norm"].as_f64().unwrap() > 0.0), "the control plane does not live");
+    assert!((1..=3).all(|fold| out.join(format!("fold-{fold}.safetensors")).is_file()));
+    assert!(said(&output, "volatility"));
+}
+
+#[test]
+fn two_runs_of_one_seed_give_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str| {
+        let out = dir.path().join(name);
+        let args = ["train", "--device", "emulator", "--epochs", "1", "--folds", "1", "--out", out.to_str().unwrap()];
+        assert!(trainer(&args).output().unwrap().status.success());
+        let mut rows = metrics(&out);
+        rows.iter_mut().for_each(|r| drop(r.as_object_mut().unwrap().remove("seconds")));
+        (fs::read(out.join("fold-1.safetensors")).unwrap(), rows)
+    };
+    assert_eq!(run("a"), run("b"));
+}
+
+fn metrics(out: &Path) -> Vec<serde_json::Value> {
+    let text = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn said(output: &Output, text: &str) -> bool {
+    String::from_utf8_lossy(&output.stdout).contains(text)
+}
+
+/// A run file in a folder of its own, with these keys changed.
+fn run_file(dir: &Path, changes: &[(&str, &str)]) -> PathBuf {
+    let mut keys = BTreeMap::from([
+        ("doc", "\"A test.\"".to_owned()),
+        ("model", "\"perception\"".to_owned()),
+        ("data", format!("{:?}", root().join("specs/data/sp500.csv"))),
+        ("epochs", "1".to_owned()),
+        ("seed", "1".to_owned()),
+    ]);
+    keys.extend(changes.iter().map(|(k, v)| (*k, (*v).to_owned())));
+    let lines: Vec<String> = keys.iter().map(|(k, v)| format!("{k} = {v}")).collect();
+    let path = dir.join("run.toml");
+    fs::write(&path, format!("[run.test]\n{}\n", lines.join("\n"))).unwrap();
+    path
+}
+
+fn refused_run(changes: &[(&str, &str)], says: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, out) = (run_file(dir.path(), changes), dir.path().join("out"));
+    let args = ["train", run.to_str().unwrap(), "--device", "emulator", "--out", out.to_str().unwrap()];
+    refused(trainer(&args), &out, says);
+}
+
+#[test]
+fn a_missing_data_file_is_named() {
+    refused_run(&[("data", "\"nowhere.csv\"")], &["nowhere.csv"]);
+}
+
+#[test]
+fn a_bad_cell_is_shown_with_row_and_column() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(root().join("specs/data/sp500.csv")).unwrap();
+    let data = dir.path().join("bad.csv");
+    fs::write(&data, text.replace("1999-01-06,1244.780029", "1999-01-06,twelve")).unwrap();
+    refused_run(&[("data", &format!("{data:?}"))], &["bad.csv", "open", "twelve", "4"]);
+}
+
+#[test]
+fn an_unknown_key_of_a_run_is_shown_with_its_line() {
+    refused_run(&[("weight_decay", "0.1")], &["weight_decay", "run.toml", "line"]);
+}
+
+#[test]
+fn an_unknown_state_model_or_feature_is_named() {
+    refused_run(&[("model", "\"other\"")], &["other", "perception"]);
+    refused_run(&[("state", "{ nonsense = 1.0 }")], &["nonsense", "learning_rate"]);
+    refused_run(&[("features", "[\"return_7\"]")], &["return_7", "return_5"]);
+    refused_run(&[("features", "[\"return_5\"]")], &["1 features", "10"]);
+}
+
+#[test]
+fn a_missing_run_file_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    refused(trainer(&["train", "nowhere.toml", "--out", out.to_str().unwrap()]), &out, &["nowhere.toml"]);
+}
+
+#[test]
+fn cuda_without_a_driver_is_refused_and_never_falls_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let mut command = trainer(&["train", "--device", "cuda", "--epochs", "1", "--folds", "1", "--out", out.to_str().unwrap()]);
+    if command.output().unwrap().status.success() {
+        return println!("skipped: this machine has a card");
+    }
+    refused(command, &out, &["libcuda"]);
+}
+
+#[test]
+fn no_compiler_is_one_clear_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let mut command = trainer(&["train", "--device", "emulator", "--out", out.to_str().unwrap()]);
+    let cache = dir.path().join("cache");
+    command.env("PATH", dir.path()).env_remove("CXX").env("UNIO_CACHE_DIR", cache);
+    refused(command, &out, &["C++ compiler"]);
+}
