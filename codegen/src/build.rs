@@ -1,7 +1,7 @@
 //! Generating a workspace's sets: for a user's `build.rs`, and for the command.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
 use std::{env, fs, io};
 
 use serde::Deserialize;
@@ -22,8 +22,9 @@ pub fn build() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join(OUT_FOLDER);
     println!("cargo::rerun-if-changed=Cargo.toml");
-    let outcome = Config::of_package(&root).and_then(|config| build_sets(&root, &config, &out));
-    let error = outcome.err().map(|e| e.to_string()).unwrap_or_default();
+    let outcome = Config::of_package(&root).map_err(|e| e.to_string());
+    let error = outcome.and_then(|config| build_sets(&root, &config, &out)).err();
+    let error = error.unwrap_or_default();
     if let Err(error) = write::write_if_changed(&out.join("error.txt"), &error) {
         println!("cargo::warning=Unio could not write {}: {error}", out.display());
     }
@@ -70,28 +71,49 @@ impl Config {
     }
 }
 
-fn build_sets(root: &Path, config: &Config, out: &Path) -> Result<(), Diagnostics> {
+/// Generates all sets, or gives what is wrong in each of them.
+fn build_sets(root: &Path, config: &Config, out: &Path) -> Result<(), String> {
     let mut outputs = BTreeMap::new();
-    let mut names = Vec::new();
+    let (mut names, mut errors) = (Vec::new(), Vec::new());
     for specs in &config.specs {
         let dir = root.join(specs);
-        println!("cargo::rerun-if-changed={}", dir.display());
-        let set = Generated::of_dir(&dir)?;
-        set.watch_includes();
-        set.write_lock();
-        if let Some(mirror) = &config.mirror {
-            set.mirror(&root.join(mirror));
+        watch(&dir);
+        match Generated::shown_as(&dir, &shown(Path::new(specs))) {
+            Ok(set) => {
+                set.keep(root, config.mirror.as_deref());
+                let json = serde_json::to_string(&set.compiled.artefacts).unwrap_or_default();
+                names.push(set.compiled.artefacts.set.clone());
+                outputs.insert(format!("{}.json", set.compiled.artefacts.set), json);
+            }
+            Err(error) => errors.push(error.to_string()),
         }
-        let json = serde_json::to_string(&set.compiled.artefacts).unwrap_or_default();
-        names.push(set.compiled.artefacts.set.clone());
-        outputs.insert(format!("{}.json", set.compiled.artefacts.set), json);
+    }
+    if !errors.is_empty() {
+        return Err(errors.join("\n\n"));
     }
     outputs.insert("sets.json".into(), serde_json::to_string(&names).unwrap_or_default());
-    for (name, text) in outputs {
-        let written = write::write_if_changed(&out.join(&name), &text);
-        written.map_err(|e| Diagnostics::global(Code::Unwritable, format!("{name}: {e}")))?;
+    outputs.iter().try_for_each(|(name, text)| {
+        let written = write::write_if_changed(&out.join(name), text);
+        written.map_err(|e| Diagnostics::global(Code::Unwritable, format!("{name}: {e}")).to_string())
+    })
+}
+
+/// Watches a set's folder and those of its includes, also where the set is broken: the cure may come in any of them.
+fn watch(dir: &Path) {
+    let mut watched = BTreeSet::new();
+    let mut waiting = vec![dir.to_owned()];
+    while let Some(folder) = waiting.pop() {
+        if !watched.insert(folder.clone()) {
+            continue;
+        }
+        println!("cargo::rerun-if-changed={}", folder.display());
+        let includes = SetFiles::from_dir(&folder, "").map(|set| set.includes());
+        let relative = includes
+            .into_iter()
+            .flatten()
+            .filter(|i| !i.starts_with(common::SHIPPED));
+        waiting.extend(relative.map(|include| dir.join(include)));
     }
-    Ok(())
 }
 
 /// A set compiled from its folder.
@@ -101,7 +123,6 @@ pub struct Generated {
     pub dir: PathBuf,
     /// What it gives.
     pub compiled: Compiled,
-    includes: Vec<String>,
 }
 
 impl Generated {
@@ -110,34 +131,29 @@ impl Generated {
     /// # Errors
     /// Whatever is wrong in the set.
     pub fn of_dir(dir: &Path) -> Result<Self, Diagnostics> {
-        let set = SetFiles::from_dir(dir, &shown(dir))?;
+        Self::shown_as(dir, &shown(dir))
+    }
+
+    fn shown_as(dir: &Path, name: &str) -> Result<Self, Diagnostics> {
+        let set = SetFiles::from_dir(dir, name)?;
         let included = common::included(&set, Some(dir))?;
         let lock = fs::read_to_string(lock_path(dir)).unwrap_or_default();
-        let compiled = compile(&set, &included, &lock)?;
         Ok(Self {
             dir: dir.to_owned(),
-            compiled,
-            includes: set.includes(),
+            compiled: compile(&set, &included, &lock)?,
         })
     }
 
-    fn watch_includes(&self) {
-        for include in self.includes.iter().filter(|i| !i.starts_with("unio:")) {
-            println!("cargo::rerun-if-changed={}", self.dir.join(include).display());
-        }
-    }
-
-    /// Keeps the layout beside the folder, not in it: a watched folder must hold no output.
-    fn write_lock(&self) {
+    /// Refreshes what is kept among the sources. A read-only checkout builds: it is warned of, no more.
+    fn keep(&self, root: &Path, mirror: Option<&str>) {
+        // Beside the folder, not in it: a watched folder must hold no output.
         if let Err(error) = write::write_if_changed(&lock_path(&self.dir), &self.compiled.lock) {
             println!("cargo::warning=the layout lock could not be written: {error}");
         }
-    }
-
-    /// Mirrors what people review; a read-only checkout is no error.
-    fn mirror(&self, root: &Path) {
-        if let Err(error) = write::mirror(root, &self.compiled.mirror, &[self.compiled.artefacts.set.clone()]) {
-            println!("cargo::warning=kernels-generated is not refreshed: {error}");
+        let Some(mirror) = mirror else { return };
+        let owned = [self.compiled.artefacts.set.clone()];
+        if let Err(error) = write::mirror(&root.join(mirror), &self.compiled.mirror, &owned) {
+            println!("cargo::warning={mirror} is not refreshed: {error}");
         }
     }
 }
@@ -149,28 +165,33 @@ fn lock_path(dir: &Path) -> PathBuf {
     dir.with_file_name(name)
 }
 
-/// A folder as messages and generated text show it: the last two parts, never an absolute path.
+/// A folder as messages and generated text show it: a relative path without its `..`; of an absolute one the last two
+/// parts, since where a checkout lies is nobody's business.
 fn shown(dir: &Path) -> String {
     let names: Vec<String> = dir
         .components()
+        .filter(|c| matches!(c, Component::Normal(_)))
         .map(|c| c.as_os_str().to_string_lossy().into_owned())
         .collect();
-    match names.as_slice() {
-        [.., parent, name] if parent != ".." => format!("{parent}/{name}"),
-        [.., name] => name.clone(),
-        [] => String::new(),
-    }
+    let first = if dir.is_absolute() {
+        names.len().saturating_sub(2)
+    } else {
+        0
+    };
+    names[first..].join("/")
 }
 
 /// Generates, or only compares, all sets of a workspace: every folder of `specs/` that has a `unio.toml`.
 ///
 /// # Errors
-/// Whatever is wrong in a set, all sets at once; what cannot be written.
+/// Whatever is wrong in the first set that has a fault; what cannot be written.
 pub fn generate(root: &Path, check_only: bool) -> Result<Difference, Diagnostics> {
     let unwritable = |e: io::Error| Diagnostics::global(Code::Unwritable, e.to_string());
     let mut files = BTreeMap::from([("spec.schema.json".to_owned(), emit::schema())]);
     let mut locks = BTreeMap::new();
-    let mut owned = Vec::new();
+    let mirror = root.join("kernels-generated");
+    // Every folder there is Unio's, so that a set that is no more leaves none behind.
+    let owned = write::folders(&mirror).map_err(unwritable)?;
     for dir in set_dirs(root)? {
         let set = Generated::of_dir(&dir)?;
         if set.compiled.artefacts.kernels.is_empty() {
@@ -182,9 +203,7 @@ pub fn generate(root: &Path, check_only: bool) -> Result<Difference, Diagnostics
             .unwrap_or_default();
         locks.insert(lock, set.compiled.lock);
         files.extend(set.compiled.mirror);
-        owned.push(set.compiled.artefacts.set);
     }
-    let mirror = root.join("kernels-generated");
     let run = if check_only { write::difference } else { write::mirror };
     let mut difference = run(&mirror, &files, &owned).map_err(unwritable)?;
     difference

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use crate::diagnostics::{Code, Diagnostics};
 use crate::spec::SetFiles;
+use crate::spec::entries::Str;
 
 /// Prefix of the names of shipped sets.
-const SHIPPED: &str = "unio:";
+pub(crate) const SHIPPED: &str = "unio:";
 
 /// Files of `unio:common`. A test holds the list to the folder.
 pub const COMMON: &[(&str, &str)] = &[
@@ -29,24 +30,37 @@ pub const COMMON: &[(&str, &str)] = &[
 /// `U0106` where a name is not shipped and no folder of that path can be read.
 pub fn included(set: &SetFiles, dir: Option<&Path>) -> Result<Vec<SetFiles>, Diagnostics> {
     let mut found: Vec<(String, SetFiles)> = Vec::new();
-    let mut waiting = set.includes();
+    let mut waiting = set.placed_includes();
     while let Some(name) = waiting.pop() {
-        if found.iter().any(|(known, _)| *known == name) {
+        if found.iter().any(|(known, _)| known == name.get_ref()) {
             continue;
         }
-        let set = find(&name, dir)?;
-        waiting.extend(set.includes());
-        found.push((name, set));
+        let included = find(name.get_ref(), dir).ok_or_else(|| unknown(set, &name))?;
+        waiting.extend(included.placed_includes());
+        found.push((name.into_inner(), included));
     }
     found.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(found.into_iter().map(|(_, set)| set).collect())
 }
 
-fn find(name: &str, dir: Option<&Path>) -> Result<SetFiles, Diagnostics> {
+fn find(name: &str, dir: Option<&Path>) -> Option<SetFiles> {
     match (name.strip_prefix(SHIPPED), dir) {
-        (Some("common"), _) => Ok(SetFiles::from_texts(COMMON.iter().copied())),
+        (Some("common"), _) => Some(SetFiles::from_texts(COMMON.iter().copied())),
         (None, Some(dir)) => SetFiles::from_dir(&dir.join(name), name)
-            .map_err(|_| Diagnostics::global(Code::IncludeUnknown, format!("`{name}` is no folder beside the set"))),
-        _ => Err(Diagnostics::global(Code::IncludeUnknown, format!("`{name}`"))),
+            .ok()
+            .filter(|set| set.manifest().is_some()),
+        _ => None,
+    }
+}
+
+/// Points at the include where the set itself has it, else at nothing.
+fn unknown(set: &SetFiles, name: &Str) -> Diagnostics {
+    let label = match name.get_ref().starts_with(SHIPPED) {
+        true => format!("no set `{}` ships with Unio", name.get_ref()),
+        false => format!("`{}` is no folder with a `unio.toml`, seen from this set", name.get_ref()),
+    };
+    match set.manifest().filter(|_| set.placed_includes().contains(name)) {
+        Some((path, text)) => Diagnostics::at(Code::IncludeUnknown, path, text, name.span(), label),
+        None => Diagnostics::global(Code::IncludeUnknown, label),
     }
 }

@@ -83,20 +83,23 @@ codes! {
     // Reading: files, TOML, keys.
     SetUnreadable   "U0101" "the spec set cannot be read" => "a spec set is a folder with a `unio.toml` and readable `*.toml` files"
     TomlSyntax      "U0102" "the file is not valid TOML" => "mend the syntax at the caret"
-    KeyUnknown      "U0103" "the entry has a key or value that its kind does not know" => "compare with the kind's keys in spec.schema.json"
-    KindUnknown     "U0104" "no such kind of entry" => "the kinds are const, slot, state, smoothing, producer, block, update, group and model"
+    KeyUnknown      "U0103" "the entry has a key that its kind does not know" => "correct the spelling, or remove it; the editor's schema is spec.schema.json"
+    KindUnknown     "U0104" "no such kind of entry" => "the kinds are const, slot, state, smoothing, producer, block, update, external, group and model"
     VersionUnknown  "U0105" "this version of the spec language is not known" => "write `version = 1` in unio.toml"
     IncludeUnknown  "U0106" "no such spec set to include" => "the sets that ship with Unio are `unio:common`; others are named by a relative path"
     EntryTwice      "U0107" "two entries share one name" => "rename one of them; all files of a set and of its includes are one namespace"
     NameIllegal     "U0108" "the name cannot be used" => "names are made of letters, digits and `_`, and start with a letter"
     NameCollides    "U0109" "two names give the same generated symbol" => "rename one of them so that both stay distinct in Rust and CUDA"
     ShapeSyntax     "U0110" "the shape cannot be read" => "a shape is a list of sizes or size names, such as \"[H, I]\"; a scalar is \"[]\""
-    InitUnknown     "U0111" "no such initialiser" => "initialisers are zeros, ones, constant(x), uniform(a), lecun_uniform and glorot_uniform"
+    InitUnknown     "U0111" "no such initialiser" => "a parameter starts with zeros, ones, constant(x), uniform(a), lecun_uniform or glorot_uniform"
+    KeyMissing      "U0112" "a key is missing" => "add it; the editor's schema, spec.schema.json, says what it holds"
+    ValueUnfit      "U0113" "the value does not fit its key" => "write a value of the kind that is expected there"
     // Equations: grammar.
-    EquationLex     "U0201" "the equation has a character that belongs to no token" => "remove it, or use one of the operators + - * / < <= > >= == != && || !"
+    EquationLex     "U0201" "the equation has a character that no equation has" => "remove it; a comment is written // or /* */, and the operators are + - * / < <= > >= == != && || !"
     EquationSyntax  "U0202" "the equation cannot be read" => "an equation is `name[index, ...] = expression`, one after the other"
+    EquationTooLarge "U0203" "the equation is too large" => "split it: give its parts names of their own"
     // Names and shapes.
-    NameUnknown     "U0301" "no such name here" => "declare it, or correct the spelling"
+    NameUnknown     "U0301" "the name means nothing here" => "declare it, or correct the spelling"
     FunctionUnknown "U0302" "no such function" => "the functions are listed in the README under \"Equations\""
     AssignedTwice   "U0303" "a value is assigned twice" => "give the second value a name of its own; only state has a `next`"
     NotAssigned     "U0304" "a declared value is never assigned" => "add an equation for it, or remove the declaration"
@@ -116,22 +119,23 @@ codes! {
     TwoWriters      "U0406" "two entries write one slot or state" => "one of them must yield a new name"
     SlotIndexTwice  "U0407" "two slots share an index" => "change one index, or leave it out and let the generator give one"
     ResetMissing    "U0408" "a slot or state has no reset policy" => "add `reset = \"fold\"`, `\"epoch\"` or `\"never\"`"
-    ReaderMissing   "U0409" "nobody reads this slot" => "read it, or mark its producer `monitoring = true`"
+    ReaderMissing   "U0409" "nobody reads this slot or state" => "read it, or remove it; what people alone read is marked `monitoring = true`"
     NowCycle        "U0410" "reads of this step's values wait for one another" => "read one of them as `prev.NAME`"
     ParamUnowned    "U0411" "a trainable tensor is in no optimizer launch" => "add it to the `tensors` of a group"
     ParamTwice      "U0412" "a trainable tensor is in two optimizer launches" => "remove it from one of the groups"
-    GroupEmpty      "U0413" "a pattern of the group names no tensor" => "patterns are `stage.param` or `stage.*`"
+    GroupEmpty      "U0413" "the group names no tensor" => "patterns are `stage.param` or `stage.*`"
     MemberMissing   "U0414" "the slot has one member a group; which one is meant?" => "write `prev.NAME[GROUP]`, or read it in an entry that runs once a group"
     ObjectiveShape  "U0415" "the objective must be one number a sample" => "give the loss the shape \"[]\""
-    ResetMismatch   "U0416" "the slot starts at a value that its smoothing takes for an observation" => "a smoothed slot starts at 0, so that Pearl A fires on the first observation"
     ReductionUnordered "U0417" "the optimizer would read a gradient that is not reduced yet" => "let it read the model's gradients"
-    EntryUnused     "U0418" "no stage, group or producer uses this entry" => "use it, or remove it"
+    EntryUnused     "U0418" "nothing uses this entry" => "use it, or remove it"
+    SizeIllegal     "U0419" "the size cannot be used" => "a size is a whole number of at least 1"
     // Adjoints.
     NoAdjoint       "U0501" "this has no adjoint" => "wrap it in stop(...) if its gradient is meant to be zero, or write it with sum, softmax and select"
     GatherAdjoint   "U0502" "a gather from a value that needs a gradient" => "gather from a table, or use plain indices"
     // Limits.
     SharedTooLarge  "U0601" "the block does not fit into shared memory" => "make the sizes smaller"
-    IndexTooLarge   "U0602" "the tensor has more than 2^31 elements" => "make the sizes smaller"
+    IndexTooLarge   "U0602" "an index would not fit into 32 bits" => "make it smaller: no buffer has 2^31 elements"
+    ThreadsIllegal  "U0603" "no block has that many threads" => "write a multiple of 32, from 32 to 1024, or leave it out"
     // Output.
     Stale           "U0701" "the generated files are not current" => "run `cargo run --bin unio -- gen` and commit the result"
     Internal        "U0703" "the generator contradicts itself" => "this is a fault of Unio, not of the spec: please report it with the spec"
@@ -181,6 +185,31 @@ impl Report {
         });
     }
 
+    /// Adds that a name is not known, with the nearest of those that are.
+    pub fn push_unknown<'a>(
+        &mut self,
+        code: Code,
+        loc: &Loc,
+        label: impl Into<String>,
+        name: &str,
+        known: impl IntoIterator<Item = &'a str>,
+    ) {
+        match nearest(name, known) {
+            Some(near) => self.push_note(code, loc, label, format!("is `{near}` meant?")),
+            None => self.push(code, loc, label),
+        }
+    }
+
+    /// How many findings there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether something is said about a place already, so that what follows from it need not be.
+    pub fn is_told(&self, code: Code, loc: &Loc) -> bool {
+        self.0.iter().any(|d| d.code == code && d.loc.as_ref() == Some(loc))
+    }
+
     /// Whether nothing was found.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -194,6 +223,14 @@ impl Report {
             Err(Diagnostics::new(self.0, files.clone()))
         }
     }
+}
+
+/// The known name that a misspelt one is likely to mean.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let distance = |other: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &other.to_lowercase());
+    let near = known.into_iter().map(|other| (distance(other), other)).min()?;
+    // One slip for three letters; a name of one letter has no near neighbour.
+    (near.0 <= name.chars().count().div_ceil(3) && name.chars().count() > 1).then_some(near.1)
 }
 
 /// What a failed stage leaves: findings in file order, with the texts to show them in.
@@ -216,6 +253,15 @@ impl Diagnostics {
         let mut report = Report::default();
         report.push_global(code, label);
         Self::new(report.0, Files::default())
+    }
+
+    /// One finding in a text that belongs to no spec yet.
+    pub fn at(code: Code, path: &str, text: &str, range: Range<usize>, label: impl Into<String>) -> Self {
+        let mut files = Files::default();
+        let file = files.add(path.to_owned(), text.to_owned());
+        let mut report = Report::default();
+        report.push(code, &Loc { file, range }, label);
+        Self::new(report.0, files)
     }
 
     /// The findings.

@@ -167,33 +167,15 @@ fn producer_program(model: &Model, producer: &crate::model::Producer, report: &m
         scalar: &scalar,
     };
     let mut declared = Vec::new();
-    for (name, _) in &producer.read {
+    for (name, _, shape) in &producer.read {
         let loc = producer.loc.clone();
-        declared.push(crate::math::Declared {
-            name: name.clone(),
-            role: Role::Table,
-            elem: Elem::Real,
-            shape: vec![0],
-            sliced: false,
-            loc,
-        });
+        declared.push(crate::math::Declared { name: name.clone(), role: Role::Table, elem: Elem::Real, shape: shape.clone(), sliced: false, loc });
     }
-    for (name, expr) in &producer.signals {
-        let loc = expr.loc.clone();
-        declared.push(crate::math::Declared {
-            name: name.clone(),
-            role: Role::Output,
-            elem: Elem::Real,
-            shape: Vec::new(),
-            sliced: false,
-            loc,
-        });
+    for signal in &producer.signals {
+        let (name, loc) = (signal.target.clone(), signal.expr.loc.clone());
+        declared.push(crate::math::Declared { name, role: Role::Output, elem: Elem::Real, shape: Vec::new(), sliced: false, loc });
     }
-    let statements: Vec<Statement> = producer
-        .signals
-        .iter()
-        .map(|(name, expr)| signal_statement(name, expr))
-        .collect();
+    let statements: Vec<Statement> = producer.signals.iter().map(|s| signal_statement(&s.target, &s.expr)).collect();
     let program = elaborate(&declared, &statements, &scope, report);
     for statistic in &program.statistics {
         if matches!(statistic.kind, crate::math::StatisticKind::Quantile(_)) && !is_not_negative(&statistic.value) {

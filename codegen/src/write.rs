@@ -65,15 +65,38 @@ pub fn write_if_changed(path: &Path, text: &str) -> io::Result<()> {
     }
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
+    // Builds for two target folders may write one mirror at a time.
     let mut part = path.as_os_str().to_owned();
-    part.push(".part");
+    part.push(format!(".{}.part", std::process::id()));
     let part = PathBuf::from(part);
-    fs::write(&part, text)?;
-    fs::rename(&part, path)
+    let written = fs::write(&part, text).and_then(|()| fs::rename(&part, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&part);
+    }
+    written
 }
 
 fn is_current(path: &Path, text: &str) -> bool {
     fs::read(path).is_ok_and(|bytes| bytes == text.as_bytes())
+}
+
+/// Names of the folders in a folder; none where it does not exist.
+///
+/// # Errors
+/// Where it cannot be listed.
+pub fn folders(root: &Path) -> io::Result<Vec<String>> {
+    if !root.is_dir() {
+        return Ok(Vec::new());
+    }
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// Files below a folder, relative to the root, `/` as separator.

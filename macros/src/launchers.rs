@@ -82,11 +82,19 @@ fn raw(name: &str) -> Ident {
 }
 
 fn rust_type(elem: Elem) -> TokenStream {
-    if elem == Elem::I32 { quote!(i32) } else { quote!(f32) }
+    match elem {
+        Elem::I32 => quote!(i32),
+        Elem::F64 => quote!(f64),
+        Elem::Real | Elem::F32 => quote!(f32),
+    }
 }
 
 fn field(param: &KernelParam) -> TokenStream {
     match param {
+        KernelParam::Number { name } => {
+            let name = raw(name);
+            quote! { #[doc = "Parts of the union."] pub #name: usize }
+        }
         KernelParam::Count { name } | KernelParam::Rows { name, .. } => {
             let name = raw(name);
             quote! { #[doc = "Number of elements."] pub #name: usize }
@@ -168,7 +176,7 @@ fn value(symbol: &str, param: &KernelParam) -> TokenStream {
             let table = raw(of);
             quote!(::unio::device::Arg::I32(::unio::launcher::check_count(#symbol, args.#table.len() / #row_len)?))
         }
-        KernelParam::Count { name } => {
+        KernelParam::Count { name } | KernelParam::Number { name } => {
             let name = raw(name);
             quote!(::unio::device::Arg::I32(::unio::launcher::check_count(#symbol, args.#name)?))
         }

@@ -8,8 +8,21 @@ use unio_tests::{MANIFEST, device, fixture_text};
 
 const SIZES: [usize; 10] = [1, 31, 32, 33, 48, 255, 256, 257, 1025, 4096];
 
-fn compiled(n: usize) -> Compiled {
-    let spec = fixture_text("producers/statistics.toml").replace("N = 4", &format!("N = {n}"));
+/// A buffer of a known length is read by one block, one of any length by as many as it takes.
+#[derive(Clone, Copy, Debug)]
+enum Length {
+    Known(usize),
+    Any,
+}
+
+const BOTH: [fn(usize) -> Length; 2] = [Length::Known, |_| Length::Any];
+
+fn compiled(length: Length) -> Compiled {
+    let shape = match length {
+        Length::Known(n) => format!("[{n}]"),
+        Length::Any => "[*]".into(),
+    };
+    let spec = fixture_text("producers/statistics.toml").replace("[N]", &shape);
     unio_codegen::compile_texts(&[("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", &spec)]).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -18,12 +31,11 @@ struct Measured {
 }
 
 impl Measured {
-    fn of(data: &[f64]) -> Self {
-        let mut session = Session::new(&device().unwrap(), &compiled(data.len()).artefacts, Real::F32).unwrap();
+    fn of(length: Length, data: &[f64]) -> Self {
+        let mut session = Session::new(&device().unwrap(), &compiled(length).artefacts, Real::F32).unwrap();
         let other: Vec<f64> = (0..data.len()).map(|n| Stream::new(9, "other").symmetric(n as u64)).collect();
         session.write_real("data", data).unwrap();
         session.write_real("other", &other).unwrap();
-        session.write_real("one", &[1.0]).unwrap();
         session.run(Phase::Train).unwrap();
         Self { session }
     }
@@ -59,9 +71,9 @@ fn close(what: &str, got: f64, expected: f64, tolerance: f64) {
 
 #[test]
 fn statistics_equal_the_truth_at_odd_sizes() {
-    for n in SIZES {
+    for (n, length) in SIZES.into_iter().flat_map(|n| BOTH.map(|length| (n, length(n)))) {
         let data = normal(n);
-        let m = Measured::of(&data);
+        let m = Measured::of(length, &data);
         close(&format!("p99 of {n}"), m.slot("p99"), quantile(&data, 0.99), 0.005);
         close(&format!("median of {n}"), m.slot("p50"), quantile(&data, 0.5), 0.005);
         let sum: f64 = data.iter().sum();
@@ -85,7 +97,9 @@ fn quantiles_hold_on_every_shape() {
         ("mostly zero", normal(n).into_iter().enumerate().map(|(k, x)| if k % 50 == 0 { x } else { 0.0 }).collect()),
     ];
     for (name, data) in shapes {
-        close(name, Measured::of(&data).slot("p99"), quantile(&data, 0.99), 0.005);
+        for length in BOTH {
+            close(name, Measured::of(length(data.len()), &data).slot("p99"), quantile(&data, 0.99), 0.005);
+        }
     }
 }
 
@@ -95,7 +109,7 @@ fn what_is_not_finite_is_counted_apart() {
     data[3] = f64::NAN;
     data[999] = f64::INFINITY;
     let finite: Vec<f64> = data.iter().copied().filter(|x| x.is_finite()).collect();
-    let m = Measured::of(&data);
+    let m = Measured::of(Length::Any, &data);
     close("p99 of the finite", m.slot("p99"), quantile(&finite, 0.99), 0.005);
     // A sum cannot leave them out: it is no observation, so the slot stays and the event is counted.
     assert_eq!(m.slot("total"), 0.0);
@@ -105,14 +119,41 @@ fn what_is_not_finite_is_counted_apart() {
 
 #[test]
 fn nothing_but_nan_is_no_value() {
-    let m = Measured::of(&[f64::NAN; 40]);
+    let m = Measured::of(Length::Any, &[f64::NAN; 40]);
     assert_eq!(m.slot("p99"), 0.0);
 }
 
 #[test]
 fn zeros_change_no_slot() {
-    let m = Measured::of(&[0.0; 300]);
+    let m = Measured::of(Length::Any, &[0.0; 300]);
     for name in ["p99", "p50", "total", "mean", "root", "norm"] {
         assert_eq!(m.slot(name), 0.0, "{name}");
     }
+}
+
+#[test]
+fn a_million_elements_and_one_more() {
+    let data = normal(1_000_003);
+    let m = Measured::of(Length::Any, &data);
+    close("p99", m.slot("p99"), quantile(&data, 0.99), 0.005);
+    close("median", m.slot("p50"), quantile(&data, 0.5), 0.005);
+    let squares: f64 = data.iter().map(|x| x * x).sum();
+    close("norm", m.slot("norm"), squares.sqrt(), 1e-6);
+}
+
+/// One block and many blocks count the same, so that a spec's answer does not hang on its schedule.
+#[test]
+fn the_answer_depends_on_the_data_alone() {
+    let data = normal(9000);
+    let (one, many) = (Measured::of(Length::Known(9000), &data), Measured::of(Length::Any, &data));
+    for name in ["p99", "p50", "top"] {
+        assert_eq!(one.slot(name), many.slot(name), "{name}");
+    }
+}
+
+#[test]
+fn no_elements_are_no_observation() {
+    let m = Measured::of(Length::Any, &[]);
+    assert_eq!(m.slot("p99"), 0.0);
+    assert_eq!(m.slot("total"), 0.0);
 }

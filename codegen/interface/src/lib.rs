@@ -105,6 +105,8 @@ pub enum Elem {
     Real,
     /// `float`, always.
     F32,
+    /// `double`, always.
+    F64,
     /// `int`.
     I32,
 }
@@ -138,6 +140,11 @@ pub enum KernelParam {
     },
     /// `int`: the number of elements.
     Count {
+        /// Name in the text and in the launcher.
+        name: String,
+    },
+    /// `int`: a number that the plan fixes.
+    Number {
         /// Name in the text and in the launcher.
         name: String,
     },
@@ -338,7 +345,7 @@ pub struct Launch {
     pub name: String,
     /// Index of the kernel.
     pub kernel: usize,
-    /// Blocks.
+    /// Blocks, where the number of elements is known.
     pub grid: u32,
     /// Arguments in order.
     pub args: Vec<Arg>,
@@ -358,6 +365,15 @@ pub enum Arg {
     },
     /// A number of elements.
     Count(i32),
+    /// The number of elements, or rows, of a buffer whose length the run tells.
+    CountOf {
+        /// Index of the buffer.
+        buffer: usize,
+        /// Elements of a row; 1 where elements are counted.
+        row_len: usize,
+    },
+    /// A number that the plan fixes.
+    Number(i32),
     /// How many rows a buffer holds.
     Rows {
         /// Index of the buffer.

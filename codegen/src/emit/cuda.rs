@@ -7,7 +7,8 @@ use serde::Serialize;
 use serde_json::json;
 use unio_interface::{KernelParam, Source};
 
-use crate::lower::producer::{BINS, ProducerText, SumText};
+use crate::lower::producer::{ProducerText, SumText};
+use crate::plan::{ProducerStep, Table};
 use crate::lower::{Kernel, KernelBody, Op, REDUCER_COLUMNS, REDUCER_ROWS, SharedArray, c_type, pointer_macro};
 use crate::names;
 
@@ -33,7 +34,13 @@ fn skeletons() -> Handlebars<'static> {
     skeletons.set_strict_mode(true);
     let templates = [
         ("file", include_str!("../../templates/file.cu.hbs")),
-        ("producer", include_str!("../../templates/producer.cu.hbs")),
+        ("whole", include_str!("../../templates/producer_one.cu.hbs")),
+        ("count", include_str!("../../templates/producer_count.cu.hbs")),
+        ("refine", include_str!("../../templates/producer_refine.cu.hbs")),
+        ("finish", include_str!("../../templates/producer_finish.cu.hbs")),
+        ("accumulate", include_str!("../../templates/producer_accumulate.hbs")),
+        ("totals", include_str!("../../templates/producer_totals.hbs")),
+        ("signals", include_str!("../../templates/producer_signals.hbs")),
         ("reduce_axis0", include_str!("../../templates/reduce_axis0.cu.hbs")),
     ];
     for (name, text) in templates {
@@ -91,7 +98,7 @@ fn param(param: &KernelParam) -> String {
         KernelParam::Buffer { name, elem, access, .. } => {
             format!("{}({}, {name})", pointer_macro(*access), c_type(*elem))
         }
-        KernelParam::Count { name } | KernelParam::Rows { name, .. } => format!("int {name}"),
+        KernelParam::Count { name } | KernelParam::Number { name } | KernelParam::Rows { name, .. } => format!("int {name}"),
     }
 }
 
@@ -102,7 +109,7 @@ fn array(array: &SharedArray) -> serde_json::Value {
 fn body(skeletons: &Handlebars<'_>, kernel: &Kernel) -> String {
     let text = match &kernel.body {
         KernelBody::Ops(body) => ops(body, 1),
-        KernelBody::Producer(text) => render(skeletons, "producer", &producer(text)),
+        KernelBody::Producer(text) => render(skeletons, step_name(text.step), &producer(text)),
         KernelBody::ReduceAxis0 { batch } => render(
             skeletons,
             "reduce_axis0",
@@ -112,25 +119,44 @@ fn body(skeletons: &Handlebars<'_>, kernel: &Kernel) -> String {
     text.trim_end_matches('\n').to_owned()
 }
 
+fn step_name(step: ProducerStep) -> &'static str {
+    match step {
+        ProducerStep::Whole => "whole",
+        ProducerStep::Count => "count",
+        ProducerStep::Refine => "refine",
+        ProducerStep::Finish => "finish",
+    }
+}
+
 fn producer(text: &ProducerText) -> serde_json::Value {
     let sum = |s: &SumText| {
         json!({
             "acc": s.acc, "before": ops(&s.before, 3).trim_end(), "value": s.value,
-            "total": s.total, "result": s.result, "finish": s.finish,
+            "total": s.total, "result": s.result, "finish": s.finish, "place": s.place,
         })
     };
-    let quantiles: Vec<_> = text
-        .quantiles
-        .iter()
-        .map(|q| json!({ "counts": q.counts, "before": ops(&q.before, 3).trim_end(), "value": q.value, "share": q.share, "result": q.result }))
-        .collect();
+    let quantile = |q: &crate::lower::producer::QuantileText| {
+        json!({
+            "counts": q.counts, "before": ops(&q.before, 3).trim_end(), "value": q.value, "share": q.share,
+            "result": q.result, "column": q.column, "refined_column": q.refined_column,
+        })
+    };
+    let threads = text.threads;
+    let looped = match text.step {
+        ProducerStep::Whole => format!("int first = 0; first < n; first += {threads}"),
+        _ => format!("long long first = (long long)(blockIdx.x) * {threads}; first < n; first += gridDim.x * {threads}"),
+    };
     json!({
-        "threads": text.threads,
-        "half": text.threads / 2,
-        "row_total": text.threads as usize / 32 * BINS,
+        "threads": threads,
+        "half": threads / 2,
+        "loop": looped,
+        "row_total": threads as usize / 32 * Table::BINS,
+        "width": text.width,
+        "sum_width": text.sum_width,
+        "refined_width": text.refined_width,
         "sums": text.sums.iter().map(sum).collect::<Vec<_>>(),
         "maxima": text.maxima.iter().map(sum).collect::<Vec<_>>(),
-        "quantiles": quantiles,
+        "quantiles": text.quantiles.iter().map(quantile).collect::<Vec<_>>(),
         "signals": ops(&text.signals, 2).trim_end(),
     })
 }

@@ -12,7 +12,7 @@ use crate::equations::Equations;
 use crate::lower::Kernel;
 use crate::math::Elem;
 use crate::model::{self, Model, Network};
-use crate::plan::Plan;
+use crate::plan::{Count, Plan};
 use crate::spec::entries;
 use crate::spec::equation::When as Read;
 
@@ -35,7 +35,7 @@ pub(super) fn artefacts(
             parts: r.parts.clone(),
         })
         .collect();
-    let program = model.network.as_ref().map(|network| program(network, plan, kernels));
+    let program = (!plan.train.is_empty()).then(|| program(model, plan, kernels));
     Artefacts {
         set: model.set.clone(),
         fingerprint: fingerprint(&slots, &states, program.as_ref()),
@@ -164,30 +164,25 @@ fn kernel(model: &Model, kernel: &Kernel, sources: &[Source]) -> Outer {
     }
 }
 
-fn program(network: &Network, plan: &Plan, kernels: &[Kernel]) -> Program {
+/// A set without a model still has a step: its producers and updates, over what the run fills.
+fn program(model: &Model, plan: &Plan, kernels: &[Kernel]) -> Program {
     let buffer_at = |name: &str| plan.buffers.iter().position(|b| b.name == name).unwrap_or(0);
-    let head = |(name, stage, output): &(String, usize, String)| {
+    let network = model.network.as_ref();
+    let head = |network: &Network, (name, stage, output): &(String, usize, String)| {
         let value = crate::names::stage_value(&network.stages[*stage].name, output);
         (name.clone(), buffer_at(&value))
     };
+    let stage = |(name, forward, adjoint): &(String, usize, Option<usize>)| Stage { name: name.clone(), forward: *forward, adjoint: *adjoint };
     Program {
-        model: network.name.clone(),
-        batch: network.batch,
-        sizes: network.sizes.iter().map(|(name, size)| (name.clone(), *size)).collect(),
+        model: network.map_or(model.set.clone(), |n| n.name.clone()),
+        batch: network.map_or(1, |n| n.batch),
+        sizes: network.iter().flat_map(|n| &n.sizes).map(|(name, size)| (name.clone(), *size)).collect(),
         buffers: plan.buffers.iter().map(buffer).collect(),
-        params: network.params.iter().map(param).collect(),
-        heads: network.heads.iter().map(head).collect(),
+        params: network.iter().flat_map(|n| &n.params).map(param).collect(),
+        heads: network.iter().flat_map(|n| n.heads.iter().map(|h| head(n, h))).collect(),
         train: plan.train.iter().map(|l| launch(l, kernels)).collect(),
         evaluate: plan.evaluate.iter().map(|l| launch(l, kernels)).collect(),
-        stages: plan
-            .stages
-            .iter()
-            .map(|(name, forward, adjoint)| Stage {
-                name: name.clone(),
-                forward: *forward,
-                adjoint: *adjoint,
-            })
-            .collect(),
+        stages: plan.stages.iter().map(stage).collect(),
     }
 }
 
@@ -206,43 +201,21 @@ fn buffer(buffer: &crate::plan::Buffer) -> Buffer {
 
 fn launch(launch: &crate::plan::Launch, kernels: &[Kernel]) -> Launch {
     let kernel = &kernels[launch.kernel];
-    let mut args: Vec<Arg> = launch
-        .args
-        .iter()
-        .map(|(buffer, start)| Arg::Buffer {
-            buffer: *buffer,
-            start: *start,
-        })
-        .collect();
-    let names = kernel.params.iter().map(|p| {
-        if let KernelParam::Buffer { name, .. } = p {
-            name.as_str()
-        } else {
-            ""
-        }
-    });
-    let names: Vec<&str> = names.collect();
-    for param in &kernel.params {
-        if let KernelParam::Rows { of, row_len, .. } = param {
-            let table = names.iter().position(|n| n == of).unwrap_or(0);
-            args.push(Arg::Rows {
-                buffer: launch.args[table].0,
-                row_len: *row_len,
-            });
-        }
-    }
-    let counted = kernel.params.iter().any(|p| matches!(p, KernelParam::Count { .. }));
-    let count = launch.count.unwrap_or(0);
-    if counted {
-        args.push(Arg::Count(count as i32));
-    }
-    Launch {
-        name: launch.name.clone(),
-        kernel: launch.kernel,
-        grid: kernel.grid.blocks(count),
-        args,
-        after: launch.after.clone(),
-    }
+    let mut pointers = launch.args.iter();
+    let table = |of: &str| kernel.params.iter().position(|p| matches!(p, KernelParam::Buffer { name, .. } if name == of));
+    let arg = |param: &KernelParam| match param {
+        KernelParam::Buffer { .. } => pointers.next().map_or(Arg::Number(0), |(buffer, start)| Arg::Buffer { buffer: *buffer, start: *start }),
+        KernelParam::Rows { of, row_len, .. } => Arg::Rows { buffer: table(of).map_or(0, |n| launch.args[n].0), row_len: *row_len },
+        KernelParam::Number { .. } => Arg::Number(launch.parts.unwrap_or(0) as i32),
+        KernelParam::Count { .. } => match launch.count {
+            Count::None => Arg::Count(0),
+            Count::Fixed(n) => Arg::Count(n as i32),
+            Count::Of(buffer, row_len) => Arg::CountOf { buffer, row_len },
+        },
+    };
+    let args = kernel.params.iter().map(arg).collect();
+    let known = if let Count::Fixed(n) = launch.count { n } else { 0 };
+    Launch { name: launch.name.clone(), kernel: launch.kernel, grid: kernel.grid.blocks(known), args, after: launch.after.clone() }
 }
 
 fn param(param: &model::Param) -> Param {

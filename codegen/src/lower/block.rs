@@ -44,6 +44,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
         },
         arrays,
         counted: false,
+numbers: Vec::new(),
         body: KernelBody::Ops(ops),
     }
 }

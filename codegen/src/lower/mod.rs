@@ -145,6 +145,7 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
             });
         }
     }
+    params.extend(lowered.numbers.into_iter().map(|name| KernelParam::Number { name }));
     if lowered.counted {
         params.push(KernelParam::Count { name: "n".into() });
     }
@@ -185,6 +186,8 @@ struct Lowered {
     shared: Shared,
     arrays: Vec<SharedArray>,
     counted: bool,
+    /// Numbers that the plan fixes, by name.
+    numbers: Vec<String>,
     body: KernelBody,
 }
 
@@ -209,6 +212,7 @@ fn reducer(batch: usize) -> Lowered {
             offset: "0".into(),
         }],
         counted: true,
+        numbers: Vec::new(),
         body: KernelBody::ReduceAxis0 { batch },
     }
 }
@@ -240,6 +244,7 @@ pub fn c_type(elem: Elem) -> &'static str {
     match elem {
         Elem::Real => "real",
         Elem::F32 => "float",
+        Elem::F64 => "double",
         Elem::I32 => "int",
     }
 }

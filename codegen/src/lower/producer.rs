@@ -8,16 +8,21 @@ use super::expr::{Namer, Printer};
 use super::update::{Equations, Pointer};
 use super::{KernelBody, Lowered, Op, SharedArray};
 use crate::math::{Expr, Role, StatisticKind, TensorId};
-use crate::plan::{KernelPlan, ProducerBody, SignalPlan};
-
-/// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa. One a thread.
-pub const BINS: usize = 256;
+use crate::plan::{KernelPlan, ProducerBody, ProducerStep, SignalPlan, Table};
 
 /// What the skeleton of producers is filled with.
 #[derive(Debug)]
 pub struct ProducerText {
+    /// Which of the producer's steps.
+    pub step: ProducerStep,
     /// Threads a block.
     pub threads: u32,
+    /// Integers of a row of counts by exponent.
+    pub width: usize,
+    /// Numbers of a row of sums.
+    pub sum_width: usize,
+    /// Integers of a row of counts by mantissa.
+    pub refined_width: usize,
     /// Statistics that are sums, or end as one.
     pub sums: Vec<SumText>,
     /// Statistics that are maxima.
@@ -43,6 +48,8 @@ pub struct SumText {
     pub result: String,
     /// The result from the total.
     pub finish: String,
+    /// Its place in a row of sums.
+    pub place: usize,
 }
 
 /// A quantile.
@@ -58,6 +65,10 @@ pub struct QuantileText {
     pub share: String,
     /// Name of the result.
     pub result: String,
+    /// First of its counts in a row of counts by exponent.
+    pub column: usize,
+    /// First of its counts in a row of counts by mantissa.
+    pub refined_column: usize,
 }
 
 /// Names that the skeleton gives itself.
@@ -66,88 +77,75 @@ pub(super) const OWN_NAMES: &[&str] = &[
 ];
 
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {
-    let pointers: BTreeMap<TensorId, Pointer> = body
-        .params
-        .iter()
-        .map(|(id, param)| {
-            (
-                *id,
-                Pointer {
-                    name: names[*param].clone(),
-                    first: 0,
-                },
-            )
-        })
-        .collect();
+    let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });
+    let pointers: BTreeMap<TensorId, Pointer> = body.params.iter().map(pointer).collect();
     let scalars: Vec<String> = body.scalars.iter().map(|s| names[*s].clone()).collect();
-    let mut text = ProducerText {
+    let mut text = blank(kernel, body);
+    let mut results = BTreeMap::new();
+    for (n, statistic) in body.program.statistics.iter().enumerate() {
+        results.insert(statistic.tensor, format!("stat_{n}"));
+        if body.step == ProducerStep::Finish {
+            add_statistic(&mut text, n, statistic.kind, Vec::new(), String::new());
+            continue;
+        }
+        let places = Equations { program: &body.program, pointers: pointers.clone(), scalars: scalars.clone(), values: BTreeMap::new() };
+        let vars = BTreeMap::from([(statistic.element, "e".to_owned())]);
+        let mut printer = Printer { program: &body.program, places: &places, vars, namer };
+        let mut before = Vec::new();
+        let value = printer.expr(&measured(statistic.kind, &statistic.value), &mut before).text();
+        namer = printer.namer;
+        add_statistic(&mut text, n, statistic.kind, before, value);
+    }
+    for signal in &body.signals {
+        let (ops, x) = smooth(body, signal, names, &results, &pointers, &scalars, &namer);
+        results.insert(signal.tensor, x);
+        text.signals.extend(ops);
+    }
+    let (arrays, bytes) = arrays(&text);
+    let grid = match body.step {
+        ProducerStep::Whole | ProducerStep::Finish => Grid::Fixed(1),
+        _ => Grid::Elements { per_block: Table::PER_BLOCK, most: Table::ROWS as u32 },
+    };
+    let numbered = matches!(body.step, ProducerStep::Refine | ProducerStep::Finish);
+    Lowered {
+        grid,
+        shared: Shared { reals: 0, bytes },
+        arrays,
+        counted: body.step != ProducerStep::Finish,
+        numbers: if numbered { vec!["parts".into()] } else { Vec::new() },
+        body: KernelBody::Producer(text),
+    }
+}
+
+fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
+    let table = Table::of(&body.program);
+    ProducerText {
+        step: body.step,
         threads: kernel.threads,
+        width: table.width(),
+        sum_width: table.sums,
+        refined_width: table.refined_width(),
         sums: Vec::new(),
         maxima: Vec::new(),
         quantiles: Vec::new(),
         signals: Vec::new(),
-    };
-    let mut results = BTreeMap::new();
-    for (n, statistic) in body.program.statistics.iter().enumerate() {
-        let places = Equations {
-            program: &body.program,
-            pointers: pointers.clone(),
-            scalars: scalars.clone(),
-            values: BTreeMap::new(),
-        };
-        let vars = BTreeMap::from([(statistic.element, "e".to_owned())]);
-        let mut printer = Printer {
-            program: &body.program,
-            places: &places,
-            vars,
-            namer: namer.clone(),
-        };
-        let mut before = Vec::new();
-        let measured = measured(statistic.kind, &statistic.value);
-        let value = printer.expr(&measured, &mut before).text();
-        let result = format!("stat_{n}");
-        results.insert(statistic.tensor, result.clone());
-        match statistic.kind {
-            StatisticKind::Quantile(q) => {
-                text.quantiles.push(QuantileText {
-                    counts: format!("counts_{n}"),
-                    before,
-                    value,
-                    share: format!("{q:?}"),
-                    result,
-                });
-            }
-            kind => {
-                let total = format!("total_{n}");
-                let finish = finish(kind, &total);
-                let sum = SumText {
-                    acc: format!("acc_{n}"),
-                    before,
-                    value,
-                    total,
-                    result,
-                    finish,
-                };
-                if kind == StatisticKind::Max {
-                    text.maxima.push(sum)
-                } else {
-                    text.sums.push(sum)
-                }
-            }
-        }
     }
-    for signal in &body.signals {
-        text.signals
-            .extend(smooth(body, signal, names, &results, &pointers, &scalars, &namer));
+}
+
+/// Adds a statistic; sums and maxima share the table of sums, quantiles have columns of counts.
+fn add_statistic(text: &mut ProducerText, n: usize, kind: StatisticKind, before: Vec<Op>, value: String) {
+    let result = format!("stat_{n}");
+    if let StatisticKind::Quantile(q) = kind {
+        let place = text.quantiles.len() * Table::BINS;
+        let (column, share) = (Table::HEAD + place, format!("{q:?}"));
+        let counts = format!("counts_{n}");
+        text.quantiles.push(QuantileText { counts, before, value, share, result, column, refined_column: place });
+        return;
     }
-    let (arrays, bytes) = arrays(&text);
-    Lowered {
-        grid: Grid::Fixed(1),
-        shared: Shared { reals: 0, bytes },
-        arrays,
-        counted: true,
-        body: KernelBody::Producer(text),
-    }
+    let total = format!("total_{n}");
+    let (finish, place) = (finish(kind, &total), text.sums.len() + text.maxima.len());
+    let sum = SumText { acc: format!("acc_{n}"), before, value, total, result, finish, place };
+    if kind == StatisticKind::Max { text.maxima.push(sum) } else { text.sums.push(sum) }
 }
 
 fn measured(kind: StatisticKind, value: &Expr) -> Expr {
@@ -167,26 +165,24 @@ fn finish(kind: StatisticKind, total: &str) -> String {
     }
 }
 
-/// Partial sums, a row of counts a warp for each quantile, and the totals that the scan works on.
+/// Partial sums, a row of counts a warp for each quantile, and the totals that the scan works on: what the step needs.
 fn arrays(text: &ProducerText) -> (Vec<SharedArray>, u32) {
     let threads = text.threads as usize;
     let mut offset = 0;
     let mut arrays = Vec::new();
     let mut add = |ty, name: &str, bytes: usize| {
-        arrays.push(SharedArray {
-            ty,
-            name: name.to_owned(),
-            offset: offset.to_string(),
-        });
+        arrays.push(SharedArray { ty, name: name.to_owned(), offset: offset.to_string() });
         offset += bytes;
     };
-    add("double", "partial", threads * 8);
-    if !text.quantiles.is_empty() {
-        add("int", "counted", BINS * 4);
+    if text.step != ProducerStep::Refine && !(text.sums.is_empty() && text.maxima.is_empty()) {
+        add("double", "partial", threads * 8);
+    }
+    if text.step != ProducerStep::Count && !text.quantiles.is_empty() {
+        add("int", "counted", Table::BINS * 4);
         add("int", "found", 16);
     }
-    for q in &text.quantiles {
-        add("int", &q.counts, threads / 32 * BINS * 4);
+    for q in text.quantiles.iter().filter(|_| text.step != ProducerStep::Finish) {
+        add("int", &q.counts, threads / 32 * Table::BINS * 4);
     }
     (arrays, offset as u32)
 }
@@ -200,7 +196,7 @@ fn smooth(
     pointers: &BTreeMap<TensorId, Pointer>,
     scalars: &[String],
     namer: &Namer,
-) -> Vec<Op> {
+) -> (Vec<Op>, String) {
     let places = Equations {
         program: &body.program,
         pointers: pointers.clone(),
@@ -217,7 +213,7 @@ fn smooth(
     };
     let mut ops = Vec::new();
     let Some((assign, _)) = body.program.assigns().find(|(a, _)| a.tensor == signal.tensor) else {
-        return ops;
+        return (ops, x);
     };
     let value = printer.expr(&assign.value, &mut ops).text();
     let namer = printer.namer;
@@ -241,7 +237,7 @@ fn smooth(
         body,
         otherwise: vec![count],
     });
-    ops
+    (ops, x)
 }
 
 fn law(body: &ProducerBody, signal: &SignalPlan, names: &[String], x: &str, namer: Namer) -> Vec<Op> {

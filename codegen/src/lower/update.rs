@@ -41,6 +41,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], na
             shared: Shared::default(),
             arrays: Vec::new(),
             counted: false,
+numbers: Vec::new(),
             body: KernelBody::Ops(ops),
         };
     };
@@ -67,6 +68,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], na
         shared: Shared::default(),
         arrays: Vec::new(),
         counted: body.len.is_none(),
+numbers: Vec::new(),
         body: KernelBody::Ops(ops),
     }
 }

@@ -448,7 +448,12 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             return Expr::Real(0.0);
         };
         self.check_assigned(tensor, &name.text, &name.loc);
-        let shape = self.own_shape(tensor);
+        let mut shape = self.own_shape(tensor);
+        // In a statistic the row is the element at hand; only what is inside the row is named.
+        let row = self.element.filter(|_| self.scope.statistics && shape.len() == args.len() + 1);
+        if row.is_some() {
+            shape.remove(0);
+        }
         if shape.len() != args.len() {
             let label = format!(
                 "`{}` has {} dimensions, {} indices are given",
@@ -460,7 +465,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             return Expr::Real(0.0);
         }
         let step = self.step.filter(|_| self.sliced.get(&tensor).copied().unwrap_or(false));
-        let mut index: Vec<Expr> = step.into_iter().map(Expr::Var).collect();
+        let mut index: Vec<Expr> = step.into_iter().chain(row).map(Expr::Var).collect();
         for (arg, extent) in args.iter().zip(shape) {
             index.push(self.index(arg, extent));
         }

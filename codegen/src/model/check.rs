@@ -19,8 +19,8 @@ fn every_slot_and_state_is_read(model: &Model, report: &mut Report) {
     for statements in model.updates.iter().map(|u| &u.statements) {
         statements.iter().for_each(|s| reads(s, &mut read));
     }
-    for (_, signal) in model.producers.iter().flat_map(|p| &p.signals) {
-        expr_reads(signal, &mut read);
+    for signal in model.producers.iter().flat_map(|p| &p.signals) {
+        expr_reads(&signal.expr, &mut read);
     }
     for stage in model.network.iter().flat_map(|n| &n.stages) {
         stage.statements.iter().for_each(|s| reads(s, &mut read));
@@ -60,7 +60,7 @@ fn reads(statement: &Statement, read: &mut BTreeSet<String>) {
 }
 
 fn expr_reads(expr: &Expr, read: &mut BTreeSet<String>) {
-    visit(expr, &mut |e| {
+    expr.visit(&mut |e| {
         if let ExprKind::Read(When::Prev | When::Now | When::Observed, name, _) = &e.kind {
             read.insert(name.text.clone());
         }
@@ -70,24 +70,9 @@ fn expr_reads(expr: &Expr, read: &mut BTreeSet<String>) {
 fn names_state(statement: &Statement, name: &str) -> bool {
     let mut found = false;
     for expr in [Some(&statement.value), statement.when.as_ref()].into_iter().flatten() {
-        visit(expr, &mut |e| {
-            found |= matches!(&e.kind, ExprKind::Name(n) if n == name)
-        });
+        expr.visit(&mut |e| found |= matches!(&e.kind, ExprKind::Name(n) if n == name));
     }
     found
-}
-
-fn visit(expr: &Expr, f: &mut impl FnMut(&Expr)) {
-    f(expr);
-    match &expr.kind {
-        ExprKind::Index(_, args) | ExprKind::Call(_, args) => args.iter().for_each(|a| visit(a, f)),
-        ExprKind::Unary(_, a) => visit(a, f),
-        ExprKind::Binary(_, a, b) => {
-            visit(a, f);
-            visit(b, f);
-        }
-        ExprKind::Float(_) | ExprKind::Int(_) | ExprKind::Name(_) | ExprKind::Read(..) => {}
-    }
 }
 
 /// Members of families become constants and symbols beside plain slots and states.

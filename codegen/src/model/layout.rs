@@ -44,17 +44,26 @@ impl Lock {
     }
 }
 
+/// Places that the spec itself gives, by slot family.
+#[derive(Debug, Default)]
+pub(super) struct Fixed {
+    /// First index in the ISV.
+    pub(super) slots: BTreeMap<String, usize>,
+    /// First observation.
+    pub(super) scratch: BTreeMap<String, usize>,
+}
+
 /// Gives every slot and state its place: what the spec says, else what the lock says, else the next free one.
-pub fn place(
+pub(super) fn place(
     slots: &mut Vec<Slot>,
-    fixed: &BTreeMap<String, usize>,
+    fixed: &Fixed,
     states: &mut Vec<State>,
     lock: &Lock,
     report: &mut Report,
 ) -> Lock {
     let mut taken = Taken::default();
     for slot in slots.iter_mut() {
-        if let Some(&index) = fixed.get(&slot.name) {
+        if let Some(&index) = fixed.slots.get(&slot.name) {
             slot.index = index;
             taken.slot(slot, report);
         }
@@ -62,9 +71,8 @@ pub fn place(
     for slot in slots.iter_mut() {
         let known = lock.slot.get(&slot.name).filter(|p| p.len == slot.len());
         if let Some(place) = known {
-            slot.scratch = place.scratch;
-            taken.scratch.insert(place.scratch, slot.len());
-            if !fixed.contains_key(&slot.name) {
+            taken.observe(slot, fixed.scratch.get(&slot.name).copied().unwrap_or(place.scratch));
+            if !fixed.slots.contains_key(&slot.name) {
                 slot.index = place.index;
                 taken.slot(slot, report);
             }
@@ -73,9 +81,9 @@ pub fn place(
     for slot in slots.iter_mut() {
         let known = lock.slot.get(&slot.name).is_some_and(|p| p.len == slot.len());
         if !known {
-            slot.scratch = free(&taken.scratch);
-            taken.scratch.insert(slot.scratch, slot.len());
-            if !fixed.contains_key(&slot.name) {
+            let next = free(&taken.scratch);
+            taken.observe(slot, fixed.scratch.get(&slot.name).copied().unwrap_or(next));
+            if !fixed.slots.contains_key(&slot.name) {
                 slot.index = free(&taken.slots);
                 taken.slot(slot, report);
             }
@@ -131,6 +139,16 @@ impl Taken {
             }
         }
         self.slots.insert(slot.index, slot.len());
+    }
+}
+
+impl Taken {
+    /// A slot that nobody measures takes no observation.
+    fn observe(&mut self, slot: &mut Slot, place: usize) {
+        if slot.producer.is_some() {
+            slot.scratch = place;
+            self.scratch.insert(place, slot.len());
+        }
     }
 }
 

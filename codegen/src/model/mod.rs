@@ -4,11 +4,12 @@ mod check;
 mod layout;
 mod network;
 mod resolve;
+mod signals;
 mod types;
 
 pub use layout::Lock;
 pub use resolve::resolve;
 pub use types::{
-    External, Group, Init, Model, Network, Over, Param, Producer, Slot, Smoothing, Source, Stage, State, Update, Wire,
-    WireSource,
+    External, Group, Init, Model, Network, Over, Param, Producer, Signal, Slot, Smoothing, Source, Stage, State,
+    Update, Wire, WireSource,
 };

@@ -24,17 +24,14 @@ pub struct GroupDraft {
     pub doc: String,
     pub optimizer: String,
     pub range: (usize, usize),
+    pub index: u32,
+    pub buffers: Vec<String>,
 }
 
 impl GroupDraft {
     /// The group.
     pub fn finish(self) -> Group {
-        Group {
-            name: self.name,
-            doc: self.doc,
-            optimizer: self.optimizer,
-            range: self.range,
-        }
+        Group { name: self.name, doc: self.doc, optimizer: self.optimizer, range: self.range, buffers: self.buffers }
     }
 }
 
@@ -109,6 +106,11 @@ pub fn shape_of(
     report: &mut Report,
 ) -> (Vec<usize>, Elem) {
     let (shape, elem) = parts(tensor);
+    (extents(spec, file, shape, sizes, report), elem)
+}
+
+/// Extents of a shape text; 0 for a leading `*`.
+pub fn extents(spec: &Spec, file: usize, shape: &Str, sizes: &BTreeMap<String, usize>, report: &mut Report) -> Vec<usize> {
     let mut extents = Vec::new();
     for dim in dims(spec, file, shape, report) {
         match extent(&dim, sizes) {
@@ -116,7 +118,49 @@ pub fn shape_of(
             None => report.push(Code::SizeUnknown, &loc_of(file, shape), format!("no size `{dim}`")),
         }
     }
-    (extents, elem)
+    extents
+}
+
+/// Groups of a set without a model: lists of external sub-buffers, in the order of their indices.
+pub fn external_groups(spec: &Spec, report: &mut Report) -> Vec<GroupDraft> {
+    let mut groups = Vec::new();
+    let mut owner: BTreeMap<&str, &str> = BTreeMap::new();
+    for entry in &spec.groups {
+        for pattern in &entry.keys.tensors {
+            let loc = loc_of(entry.loc.file, pattern);
+            report.push_note(Code::GroupEmpty, &loc, "the set has no model whose tensors this could name", "list `buffers`");
+        }
+        for buffer in &entry.keys.buffers {
+            if let Some(other) = owner.insert(buffer.get_ref(), &entry.name) {
+                let loc = loc_of(entry.loc.file, buffer);
+                report.push(Code::ParamTwice, &loc, format!("`{}` is in `{other}` too", buffer.get_ref()));
+            }
+        }
+        check_optimizer(spec, entry, report);
+        groups.push(draft(entry));
+    }
+    groups.sort_by(|a, b| (a.index, &a.name).cmp(&(b.index, &b.name)));
+    groups
+}
+
+fn draft(entry: &Entry<entries::Group>) -> GroupDraft {
+    GroupDraft {
+        name: entry.name.clone(),
+        doc: entry.keys.doc.clone(),
+        optimizer: entry.keys.optimizer.get_ref().clone(),
+        range: (0, 0),
+        index: entry.keys.index.as_ref().map_or(u32::MAX, |i| *i.get_ref()),
+        buffers: entry.keys.buffers.iter().map(|b| b.get_ref().clone()).collect(),
+    }
+}
+
+fn check_optimizer(spec: &Spec, entry: &Entry<entries::Group>, report: &mut Report) {
+    let name = entry.keys.optimizer.get_ref();
+    let update = spec.updates.iter().find(|u| u.name == *name);
+    if update.is_none_or(|u| u.keys.over.get_ref() != "group") {
+        let loc = loc_of(entry.loc.file, &entry.keys.optimizer);
+        report.push(Code::NameUnknown, &loc, format!("no update over a group is named `{name}`"));
+    }
 }
 
 fn update_output(
@@ -405,22 +449,8 @@ impl<'a> Resolver<'a> {
             for pattern in &entry.keys.tensors {
                 self.assign_group(entry, pattern);
             }
-            let update = spec.updates.iter().find(|u| u.name == *entry.keys.optimizer.get_ref());
-            if update.is_none_or(|u| u.keys.over.get_ref() != "group") {
-                let loc = loc_of(entry.loc.file, &entry.keys.optimizer);
-                self.report.push(
-                    Code::NameUnknown,
-                    &loc,
-                    format!("no update over a group is named `{}`", entry.keys.optimizer.get_ref()),
-                );
-            }
-            let optimizer = entry.keys.optimizer.get_ref().clone();
-            groups.push(GroupDraft {
-                name: entry.name.clone(),
-                doc: entry.keys.doc.clone(),
-                optimizer,
-                range: (0, 0),
-            });
+            check_optimizer(spec, entry, self.report);
+            groups.push(draft(entry));
         }
         groups.sort_by(|a, b| a.name.cmp(&b.name));
         for param in self.params.iter().filter(|p| p.group.is_empty()) {

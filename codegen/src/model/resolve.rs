@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::layout::{self, Lock};
-use super::types::{Group, Model, Network, Over, Producer, Slot, Smoothing, Source, State, Update};
-use super::{check, network};
+use super::layout::{self, Fixed, Lock};
+use super::types::{External, Group, Model, Network, Over, Producer, Slot, Smoothing, Source, State, Update};
+use super::{check, network, signals};
 use crate::diagnostics::{Code, Diagnostics, Loc, Report};
 use crate::math::{Declared, Elem, Role};
 use crate::names;
-use crate::spec::entries::{self, Reset, Signals, Str};
-use crate::spec::equation::{parse_expr, parse_shape, parse_statements};
+use crate::spec::entries::{self, Reset, Str};
+use crate::spec::equation::{ExprKind, parse_shape, parse_statements};
 use crate::spec::{Entry, Spec, loc_of};
 
 /// Resolves all names of a set and checks it; also gives the new layout.
@@ -23,7 +23,11 @@ pub fn resolve(spec: &Spec, lock: &Lock) -> Result<(Model, Lock), Diagnostics> {
     };
     r.check_names();
     let network = network::resolve(spec, &mut r.report);
-    let groups = network.as_ref().map(|n| n.groups.clone()).unwrap_or_default();
+    let externals = r.externals();
+    let groups = match &network {
+        Some(resolved) => resolved.groups.clone(),
+        None => network::external_groups(spec, &mut r.report),
+    };
     let (mut slots, fixed) = r.slots(&groups);
     let used_optimizers: BTreeSet<&str> = groups.iter().map(|g| g.optimizer.as_str()).collect();
     let updates = r.updates(network.as_ref().map(|n| &n.network), &used_optimizers);
@@ -41,6 +45,7 @@ pub fn resolve(spec: &Spec, lock: &Lock) -> Result<(Model, Lock), Diagnostics> {
             .into_iter()
             .map(network::GroupDraft::finish)
             .collect::<Vec<Group>>(),
+        externals,
         network: network.map(|n| n.network),
         files: spec.files.clone(),
     };
@@ -84,6 +89,17 @@ impl Resolver<'_> {
         }
     }
 
+    fn externals(&mut self) -> Vec<External> {
+        let spec = self.spec;
+        let mut externals = Vec::new();
+        for entry in &spec.externals {
+            let (file, keys) = (entry.loc.file, &entry.keys);
+            let shape = network::extents(spec, file, &keys.shape, &BTreeMap::new(), &mut self.report);
+            externals.push(External { name: entry.name.clone(), shape, elem: elem(keys.elem) });
+        }
+        externals
+    }
+
     fn reset(&mut self, reset: Option<Reset>, name: &str, loc: &Loc) -> Reset {
         if reset.is_none() {
             self.report
@@ -93,9 +109,9 @@ impl Resolver<'_> {
     }
 
     /// Slots of producers and slots without one; and the indices that the spec fixes.
-    fn slots(&mut self, groups: &[network::GroupDraft]) -> (Vec<Slot>, BTreeMap<String, usize>) {
+    fn slots(&mut self, groups: &[network::GroupDraft]) -> (Vec<Slot>, Fixed) {
         let mut slots = Vec::new();
-        let mut fixed = BTreeMap::new();
+        let mut fixed = Fixed::default();
         let spec = self.spec;
         for entry in &spec.slots {
             let keys = &entry.keys;
@@ -105,7 +121,7 @@ impl Resolver<'_> {
                 self.reset(keys.reset, &entry.name, &entry.loc)
             };
             if let Some(index) = &keys.index {
-                fixed.insert(entry.name.clone(), *index.get_ref() as usize);
+                fixed.slots.insert(entry.name.clone(), *index.get_ref() as usize);
             }
             slots.push(Slot {
                 reserved: keys.reserved,
@@ -119,12 +135,13 @@ impl Resolver<'_> {
                 Some(_) => groups.iter().map(|g| g.name.clone()).collect(),
                 None => Vec::new(),
             };
-            for signal in signals(entry) {
-                if let Some(index) = signal.slot {
-                    fixed.insert(signal.name.to_owned(), index as usize);
-                }
+            for signal in signals::written(entry) {
+                let name = signal.name.to_owned();
+                fixed.slots.extend(signal.slot.map(|index| (name.clone(), index as usize)));
+                fixed.scratch.extend(signal.scratch.map(|index| (name, index as usize)));
+                let own: Vec<String> = signal.members.iter().map(|m| m.get_ref().clone()).collect();
                 slots.push(Slot {
-                    members: members.clone(),
+                    members: if own.is_empty() { members.clone() } else { own },
                     producer: Some((entry.name.clone(), signal.name.to_owned())),
                     smooth: Some(entry.keys.smooth.get_ref().clone()),
                     reset,
@@ -251,17 +268,11 @@ impl Resolver<'_> {
                     "`for` takes \"group\", in a set with groups",
                 );
             }
+            let signals = signals::resolve(spec, entry, &mut self.report);
             let mut read = Vec::new();
             for (name, _, source) in crate::spec::names(file, &entry.keys.read) {
-                if let Some((source, _, _)) = self.source(source, file, network) {
-                    read.push((name.to_owned(), source));
-                }
-            }
-            let mut exprs = Vec::new();
-            for signal in signals(entry) {
-                let text = spec.text(file, signal.value);
-                if let Some(expr) = parse_expr(&text, &mut self.report) {
-                    exprs.push((signal.name.to_owned(), expr));
+                if let Some((source, shape, _)) = self.source(source, file, network) {
+                    read.push((name.to_owned(), source, read_shape(name, &signals, shape)));
                 }
             }
             producers.push(Producer {
@@ -269,7 +280,7 @@ impl Resolver<'_> {
                 doc: entry.keys.doc.clone(),
                 per_group: entry.keys.each.is_some(),
                 read,
-                signals: exprs,
+                signals,
                 smooth: entry.keys.smooth.get_ref().clone(),
                 loc: entry.loc.clone(),
             });
@@ -283,6 +294,9 @@ impl Resolver<'_> {
             "params" => Some((Source::Params, vec![0], Elem::Real)),
             "grads" => Some((Source::Gradients, vec![0], Elem::Real)),
             name => self.optimizer_state(name).or_else(|| {
+                if let Some(external) = self.external(name) {
+                    return Some(external);
+                }
                 let (shape, elem) = network::buffer(self.spec, network?, name, &mut self.report)?;
                 Some((Source::Buffer(name.to_owned()), shape, elem))
             }),
@@ -295,6 +309,13 @@ impl Resolver<'_> {
             );
         }
         found
+    }
+
+    fn external(&mut self, name: &str) -> Option<(Source, Vec<usize>, Elem)> {
+        let spec = self.spec;
+        let entry = spec.externals.iter().find(|e| e.name == name)?;
+        let shape = network::extents(spec, entry.loc.file, &entry.keys.shape, &BTreeMap::new(), &mut Report::default());
+        Some((Source::Buffer(name.to_owned()), shape, elem(entry.keys.elem)))
     }
 
     fn optimizer_state(&self, name: &str) -> Option<(Source, Vec<usize>, Elem)> {
@@ -525,40 +546,15 @@ fn blank_slot(name: &str, doc: &str, loc: &Loc) -> Slot {
     }
 }
 
-/// A signal of a producer, whichever way it is written.
-struct Signal<'a> {
-    name: &'a str,
-    doc: Option<&'a str>,
-    loc: Loc,
-    value: &'a Str,
-    slot: Option<u32>,
-    monitoring: bool,
-}
-
-fn signals(entry: &Entry<entries::Producer>) -> Vec<Signal<'_>> {
-    let number = |n: &Option<toml::Spanned<u32>>| n.as_ref().map(|n| *n.get_ref());
-    match &entry.keys.signal {
-        Signals::One(value) => {
-            let slot = number(&entry.keys.slot);
-            vec![Signal {
-                name: &entry.name,
-                doc: None,
-                loc: entry.loc.clone(),
-                value,
-                slot,
-                monitoring: false,
-            }]
-        }
-        Signals::Many(map) => crate::spec::names(entry.loc.file, map)
-            .map(|(name, loc, keys)| Signal {
-                name,
-                doc: keys.doc.as_deref(),
-                loc,
-                value: &keys.value,
-                slot: number(&keys.slot),
-                monitoring: keys.monitoring,
-            })
-            .collect(),
+/// Where a signal names elements of a row, the statistics run over rows; else over all elements.
+fn read_shape(name: &str, signals: &[super::Signal], shape: Vec<usize>) -> Vec<usize> {
+    let mut by_row = false;
+    for signal in signals {
+        signal.expr.visit(&mut |e| by_row |= matches!(&e.kind, ExprKind::Index(n, _) if n.text == name));
+    }
+    match by_row && shape.len() > 1 {
+        true => std::iter::once(0).chain(shape[1..].iter().copied()).collect(),
+        false => vec![0],
     }
 }
 
@@ -572,5 +568,5 @@ pub fn elem(elem: entries::Elem) -> Elem {
 
 /// Dimensions of a shape text.
 pub fn dims(spec: &Spec, file: usize, shape: &Str, report: &mut Report) -> Vec<String> {
-    parse_shape(&spec.text(file, shape), report)
+    parse_shape(&spec.text(file, shape), report).unwrap_or_default()
 }

@@ -26,6 +26,8 @@ pub struct Model {
     pub updates: Vec<Update>,
     /// Groups, in the order of their names.
     pub groups: Vec<Group>,
+    /// Buffers that the run fills.
+    pub externals: Vec<External>,
     /// The model, if the set has one.
     pub network: Option<Network>,
     /// Texts, for carets and provenance.
@@ -129,6 +131,19 @@ pub enum Source {
     Buffer(String),
 }
 
+/// A signal: one member of a slot family.
+#[derive(Debug)]
+pub struct Signal {
+    /// The slot family.
+    pub slot: String,
+    /// Which member; 0 for a single slot.
+    pub member: usize,
+    /// Name of the observation in the producer's equations.
+    pub target: String,
+    /// What is measured.
+    pub expr: Expr,
+}
+
 /// A producer.
 #[derive(Debug)]
 pub struct Producer {
@@ -138,10 +153,10 @@ pub struct Producer {
     pub doc: String,
     /// Whether it runs once a group.
     pub per_group: bool,
-    /// Names in the signals, and what they stand for.
-    pub read: Vec<(String, Source)>,
-    /// Signals: name of the slot family, and expression.
-    pub signals: Vec<(String, Expr)>,
+    /// Names in the signals, what they stand for, and their shape: elements or rows in front, then what a row holds.
+    pub read: Vec<(String, Source, Vec<usize>)>,
+    /// Signals, a member each.
+    pub signals: Vec<Signal>,
     /// Smoothing law.
     pub smooth: String,
     /// Place of its name.
@@ -200,6 +215,8 @@ pub struct Group {
     pub optimizer: String,
     /// First element of its part of the parameter buffer, and one past the last.
     pub range: (usize, usize),
+    /// External sub-buffers, in a set without a model; each stands for its parameters, gradients and optimizer state.
+    pub buffers: Vec<String>,
 }
 
 /// A model.
@@ -213,7 +230,7 @@ pub struct Network {
     pub sizes: BTreeMap<String, usize>,
     /// Samples a step.
     pub batch: usize,
-    /// Buffers that the run fills.
+    /// Buffers that the run fills, which the model declares.
     pub externals: Vec<External>,
     /// Stages in an order in which each reads what stands before it.
     pub stages: Vec<Stage>,

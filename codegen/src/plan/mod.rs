@@ -2,13 +2,14 @@
 
 mod block;
 mod order;
+mod producer;
 mod step;
 
 use std::collections::BTreeMap;
 
 use crate::diagnostics::{Diagnostics, Loc, Report};
 use crate::equations::Equations;
-use crate::math::{Assign, Elem, Program, Role, TensorId, VarId};
+use crate::math::{Assign, Elem, Program, Role, StatisticKind, TensorId, VarId};
 use crate::model::Model;
 
 /// Everything that is to be lowered, and how it is launched.
@@ -200,9 +201,62 @@ pub struct UpdateBody {
     pub scalars: Vec<usize>,
 }
 
+/// Layout of the tables between the steps of a producer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Sums and maxima.
+    pub sums: usize,
+    /// Quantiles.
+    pub quantiles: usize,
+}
+
+impl Table {
+    /// Most rows of one part: the most blocks of its launch. The prelude's `UNIO_ROWS` says the same.
+    pub const ROWS: usize = 264;
+    /// Elements that one block of a launch covers.
+    pub const PER_BLOCK: u32 = 8192;
+    /// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa. One a thread.
+    pub const BINS: usize = 256;
+    /// Integers in front of a row's counts: elements seen, rows in the part, and two for alignment.
+    pub const HEAD: usize = 4;
+
+    /// The layout that a producer's statistics need.
+    pub fn of(program: &Program) -> Self {
+        let quantiles = program.statistics.iter().filter(|s| matches!(s.kind, StatisticKind::Quantile(_))).count();
+        Self { sums: program.statistics.len() - quantiles, quantiles }
+    }
+
+    /// Integers of a row of counts by exponent.
+    pub fn width(&self) -> usize {
+        Self::HEAD + self.quantiles * Self::BINS
+    }
+
+    /// Integers of a row of counts by mantissa.
+    pub fn refined_width(&self) -> usize {
+        self.quantiles * Self::BINS
+    }
+}
+
+/// What a kernel of a producer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProducerStep {
+    /// Everything, in one block.
+    Whole,
+    /// Sums and counts by exponent, a row a block.
+    Count,
+    /// Counts by mantissa under the exponent that holds each rank.
+    Refine,
+    /// Joins the rows, gives the signals, smooths the slots.
+    Finish,
+}
+
 /// A producer's kernel.
 #[derive(Debug)]
 pub struct ProducerBody {
+    /// Which of its steps.
+    pub step: ProducerStep,
+    /// Parameters of the tables between the steps: counts, sums, refined counts.
+    pub tables: [Option<usize>; 3],
     /// Statistics and signals.
     pub program: Program,
     /// Parameter of each tensor that is read.
@@ -232,6 +286,17 @@ pub struct SignalPlan {
     pub skipped: usize,
 }
 
+/// How many elements a launch covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// The kernel does not ask.
+    None,
+    /// So many.
+    Fixed(usize),
+    /// As many as a buffer holds rows of so many elements.
+    Of(usize, usize),
+}
+
 /// A launch.
 #[derive(Clone, Debug)]
 pub struct Launch {
@@ -239,10 +304,12 @@ pub struct Launch {
     pub name: String,
     /// Kernel.
     pub kernel: usize,
-    /// Elements to cover, where the kernel's grid depends on them.
-    pub count: Option<usize>,
+    /// Elements to cover.
+    pub count: Count,
     /// Buffer and first element of each pointer parameter.
     pub args: Vec<(usize, usize)>,
+    /// Parts of the union that a finishing kernel joins.
+    pub parts: Option<usize>,
     /// Launches of the list that come before.
     pub after: Vec<usize>,
 }

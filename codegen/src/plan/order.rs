@@ -8,6 +8,19 @@ use crate::spec::equation::When;
 /// A buffer by name, and the first element of it.
 pub(super) type Place = (String, usize);
 
+/// How many elements a launch covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NodeCount {
+    /// The kernel does not ask.
+    None,
+    /// So many.
+    Fixed(usize),
+    /// As many as the named buffer holds.
+    Of(String),
+    /// As many as the named buffer holds rows of so many elements.
+    RowsOf(String, usize),
+}
+
 /// A launch before it has a place in the step.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -15,8 +28,10 @@ pub(super) struct Node {
     pub(super) name: String,
     /// Kernel.
     pub(super) kernel: usize,
-    /// Elements to cover.
-    pub(super) count: Option<usize>,
+    /// Elements to cover: so many, or those of a buffer.
+    pub(super) count: NodeCount,
+    /// Parts of the union that a finishing kernel joins.
+    pub(super) parts: Option<usize>,
     /// Buffer and first element of each pointer parameter.
     pub(super) args: Vec<Place>,
     /// Values it needs from this step.

@@ -4,20 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use unio_interface::{Access, Elem as Memory, ResetPart, Role as Outer, When};
 
-use super::order::{Node, Place, direct, order, restrict_evaluation};
-use super::{
-    BlockBody, Body, Buffer, KernelPlan, Launch, Param, Plan, ProducerBody, Reset, SignalPlan, UpdateBody, block,
-    memory_elem,
-};
+use super::order::{Node, NodeCount, Place, direct, order, restrict_evaluation};
+use super::{BlockBody, Body, Buffer, Count, KernelPlan, Launch, Param, Plan, Reset, UpdateBody, block, memory_elem};
 use crate::diagnostics::{Code, Loc, Report};
 use crate::equations::{Equations, Reader, StageEquations};
 use crate::math::{Elem, Program, Role, TensorId};
-use crate::model::{Group, Model, Network, Over, Producer, Slot, Source, Stage, Update, WireSource};
+use crate::model::{Group, Model, Network, Over, Slot, Source, Stage, Update, WireSource};
 use crate::names;
 use crate::spec::entries;
 
 /// Threads of element-wise kernels, of producers and of the reducer.
-const ELEMENT_THREADS: u32 = 256;
+pub(super) const ELEMENT_THREADS: u32 = 256;
 /// Value that stands for "all gradients are reduced".
 const REDUCED: &str = "grads";
 /// Value that stands for "all optimizers have run".
@@ -41,14 +38,22 @@ pub(super) fn plan(model: &Model, equations: &Equations, report: &mut Report) ->
     p.finish(stages, report)
 }
 
-struct Planner<'a> {
-    model: &'a Model,
-    equations: &'a Equations,
-    buffers: Vec<Buffer>,
+/// What one launch of a group covers.
+pub(super) enum Part<'a> {
+    /// Its range of the parameter buffer.
+    Range(&'a Group),
+    /// One external sub-buffer.
+    Sub(&'a str),
+}
+
+pub(super) struct Planner<'a> {
+    pub(super) model: &'a Model,
+    pub(super) equations: &'a Equations,
+    pub(super) buffers: Vec<Buffer>,
     kernels: Vec<KernelPlan>,
-    nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node>,
     /// States beside the mean that a slot has room for.
-    smoothing_stride: usize,
+    pub(super) smoothing_stride: usize,
     limits: Vec<(Loc, String)>,
 }
 
@@ -70,7 +75,7 @@ impl<'a> Planner<'a> {
         self.buffers.iter().position(|b| b.name == name).unwrap_or(0)
     }
 
-    fn add_buffer(&mut self, name: &str, shape: Vec<usize>, elem: Memory) -> usize {
+    pub(super) fn add_buffer(&mut self, name: &str, shape: Vec<usize>, elem: Memory) -> usize {
         self.buffers.push(Buffer {
             name: name.to_owned(),
             shape,
@@ -97,6 +102,7 @@ impl<'a> Planner<'a> {
         self.add_kept("smoothing", vec![scratch, self.smoothing_stride], Memory::F32);
         self.add_kept("skipped", vec![scratch], Memory::I32);
         self.add_kept("state", vec![self.model.states.len()], Memory::F32);
+        self.add_externals();
         let Some(network) = &self.model.network else { return };
         let total = param_total(network);
         self.add_kept("params", vec![total], Memory::Real);
@@ -104,20 +110,43 @@ impl<'a> Planner<'a> {
         self.add_buffer("gradient_scratch", vec![network.batch, total], Memory::Real);
         let seed = self.add_buffer("objective_seed", vec![network.batch], Memory::Real);
         self.buffers[seed].fill = 1.0 / network.batch as f64;
-        for external in &network.externals {
+    }
+
+    /// What the run fills: declared buffers, and those that the sub-buffers of groups stand for.
+    fn add_externals(&mut self) {
+        let model = self.model;
+        for external in model.externals.iter().chain(model.network.iter().flat_map(|n| &n.externals)) {
             let index = self.add_buffer(&external.name, external.shape.clone(), memory_elem(external.elem));
             self.buffers[index].external = true;
         }
+        for group in &model.groups {
+            let optimizer = model.updates.iter().find(|u| u.name == group.optimizer);
+            let states = optimizer.iter().flat_map(|u| &u.element_state).map(|(name, ..)| name.as_str());
+            let arrays: Vec<&str> = ["params", "grads"].into_iter().chain(states).collect();
+            for name in group.buffers.iter().flat_map(|sub| arrays.iter().map(move |array| names::stage_value(sub, array))) {
+                let index = self.add_buffer(&name, vec![0], Memory::Real);
+                self.buffers[index].external = true;
+            }
+        }
     }
 
-    fn slot_arg(&self, slot: &Slot, group: Option<&str>) -> usize {
+    /// What the launches of an entry cover: the whole, a group's range, or each of its sub-buffers.
+    pub(super) fn parts<'b>(&self, group: Option<&'b Group>) -> Vec<Option<Part<'b>>> {
+        match group {
+            None => vec![None],
+            Some(group) if group.buffers.is_empty() => vec![Some(Part::Range(group))],
+            Some(group) => group.buffers.iter().map(|sub| Some(Part::Sub(sub))).collect(),
+        }
+    }
+
+    pub(super) fn slot_arg(&self, slot: &Slot, group: Option<&str>) -> usize {
         group
             .and_then(|g| slot.members.iter().position(|m| m == g))
             .unwrap_or(0)
     }
 
     /// Buffer and element of each slot or state that a program reads.
-    fn scalar_args(&self, program: &Program, group: Option<&str>) -> Vec<Place> {
+    pub(super) fn scalar_args(&self, program: &Program, group: Option<&str>) -> Vec<Place> {
         let place = |read: &crate::math::ScalarRead| {
             if let Some(slot) = self.model.slots.iter().find(|s| s.name == read.name) {
                 let member = self.slot_arg(slot, read.member.as_deref().or(group));
@@ -137,7 +166,7 @@ impl<'a> Planner<'a> {
         program.scalars.iter().map(place).collect()
     }
 
-    fn scalar_reads(program: &Program, group: Option<&str>) -> Vec<(crate::spec::equation::When, String)> {
+    pub(super) fn scalar_reads(program: &Program, group: Option<&str>) -> Vec<(crate::spec::equation::When, String)> {
         let name = |s: &crate::math::ScalarRead| match s.member.as_deref().or(group) {
             Some(member) => format!("{}[{member}]", s.name),
             None => s.name.clone(),
@@ -156,7 +185,7 @@ impl<'a> Planner<'a> {
             if select(update) {
                 self.add_update_outputs(update);
                 let kernel = self.add_update_kernel(update, program);
-                self.add_update_node(update, program, kernel, None);
+                self.add_update_node(update, program, kernel, None, None);
             }
         }
     }
@@ -242,12 +271,12 @@ impl<'a> Planner<'a> {
         })
     }
 
-    fn add_kernel(&mut self, kernel: KernelPlan) -> usize {
+    pub(super) fn add_kernel(&mut self, kernel: KernelPlan) -> usize {
         self.kernels.push(kernel);
         self.kernels.len() - 1
     }
 
-    fn add_update_node(&mut self, update: &Update, program: &Program, kernel: usize, group: Option<&Group>) {
+    fn add_update_node(&mut self, update: &Update, program: &Program, kernel: usize, group: Option<&Group>, part: Option<&Part<'_>>) {
         let mut args = Vec::new();
         let mut needs = BTreeSet::new();
         for tensor in &program.tensors {
@@ -258,9 +287,9 @@ impl<'a> Planner<'a> {
                         .iter()
                         .find(|(name, _)| *name == tensor.name)
                         .map(|(_, s)| s);
-                    args.push(self.source_arg(source, group, &mut needs));
+                    args.push(self.source_arg(source, part, &mut needs));
                 }
-                Role::State => args.push(self.state_arg(update, &tensor.name, group)),
+                Role::State => args.push(self.state_arg(update, &tensor.name, part)),
                 Role::Output => args.push((String::from(&names::stage_value(&update.name, &tensor.name)), 0)),
                 _ => {}
             }
@@ -287,14 +316,18 @@ impl<'a> Planner<'a> {
                     .map(|s| s.name.clone()),
             ),
         }
-        let name = group_name.map_or(update.name.clone(), |g| format!("{}[{g}]", update.name));
-        let count = group.map(|g| g.range.1 - g.range.0);
+        let (name, count) = match (group_name, part) {
+            (Some(g), Some(Part::Range(group))) => (format!("{}[{g}]", update.name), NodeCount::Fixed(group.range.1 - group.range.0)),
+            (_, Some(Part::Sub(sub))) => (format!("{}[{sub}]", update.name), NodeCount::Of(names::stage_value(sub, "params"))),
+            _ => (update.name.clone(), NodeCount::None),
+        };
         let reads = Self::scalar_reads(program, group_name);
         let evaluates = group.is_none() && !update.training_only;
         self.nodes.push(Node {
             name,
             kernel,
             count,
+            parts: None,
             args,
             needs,
             gives,
@@ -305,32 +338,39 @@ impl<'a> Planner<'a> {
         });
     }
 
-    fn state_arg(&self, update: &Update, name: &str, group: Option<&Group>) -> Place {
-        let start = group.map_or(0, |g| g.range.0);
+    fn state_arg(&self, update: &Update, name: &str, part: Option<&Part<'_>>) -> Place {
         if update.over != Over::Group {
             let word = self.model.states.iter().find(|s| s.name == name).map_or(0, |s| s.word);
             return (String::from("state"), word);
         }
-        match update.element_state.iter().any(|(n, ..)| n == name) {
-            true => (String::from(&names::update_state(&update.name, name)), start),
-            false => (String::from("params"), start),
+        let is_state = update.element_state.iter().any(|(n, ..)| n == name);
+        let array = if is_state { name } else { "params" };
+        match part {
+            Some(Part::Sub(sub)) => (names::stage_value(sub, array), 0),
+            Some(Part::Range(group)) if is_state => (names::update_state(&update.name, name), group.range.0),
+            Some(Part::Range(group)) => (String::from("params"), group.range.0),
+            None => (String::from("params"), 0),
         }
     }
 
-    fn source_arg(&self, source: Option<&Source>, group: Option<&Group>, needs: &mut BTreeSet<String>) -> Place {
-        let start = group.map_or(0, |g| g.range.0);
+    pub(super) fn source_arg(&self, source: Option<&Source>, part: Option<&Part<'_>>, needs: &mut BTreeSet<String>) -> Place {
+        let array = |whole: &str, name: &str| match part {
+            Some(Part::Sub(sub)) => (names::stage_value(sub, name), 0),
+            Some(Part::Range(group)) => (whole.to_owned(), group.range.0),
+            None => (whole.to_owned(), 0),
+        };
         match source {
             Some(Source::Params) => {
                 needs.insert(UPDATED.into());
-                (String::from("params"), start)
+                array("params", "params")
             }
             Some(Source::Gradients) => {
                 needs.insert(REDUCED.into());
-                (String::from("grads"), start)
+                array("grads", "grads")
             }
             Some(Source::OptimizerState { update, state }) => {
                 needs.insert(UPDATED.into());
-                (String::from(&names::update_state(update, state)), start)
+                array(&names::update_state(update, state), state)
             }
             Some(Source::Buffer(name)) => {
                 needs.insert(name.clone());
@@ -449,7 +489,8 @@ impl<'a> Planner<'a> {
         self.nodes.push(Node {
             name: format!("{}.{what}", stage.name),
             kernel,
-            count: None,
+            count: NodeCount::None,
+            parts: None,
             args,
             needs,
             gives,
@@ -591,7 +632,8 @@ impl<'a> Planner<'a> {
         self.nodes.push(Node {
             name: "reduce_axis0".into(),
             kernel,
-            count: Some(total),
+            count: NodeCount::Fixed(total),
+            parts: None,
             args: vec![(String::from("gradient_scratch"), 0), (String::from("grads"), 0)],
             needs: BTreeSet::from([SCRATCH.to_owned()]),
             gives: BTreeSet::from([REDUCED.to_owned()]),
@@ -604,7 +646,8 @@ impl<'a> Planner<'a> {
 
     fn add_optimizer_state(&mut self) {
         let model = self.model;
-        for update in model.updates.iter().filter(|u| u.over == Over::Group) {
+        let in_model = model.updates.iter().filter(|u| u.over == Over::Group && model.network.is_some());
+        for update in in_model {
             let total = model.network.as_ref().map_or(0, param_total);
             for (name, init, _) in &update.element_state {
                 let buffer = self.add_kept(&names::update_state(&update.name, name), vec![total], Memory::Real);
@@ -623,155 +666,10 @@ impl<'a> Planner<'a> {
         {
             let kernel = self.add_update_kernel(update, program);
             for group in model.groups.iter().filter(|g| g.optimizer == update.name) {
-                self.add_update_node(update, program, kernel, Some(group));
-            }
-        }
-    }
-
-    fn add_producers(&mut self) {
-        let model = self.model;
-        for (producer, program) in model.producers.iter().zip(&self.equations.producers) {
-            let Some(smoothing) = model.smoothings.iter().find(|s| s.name == producer.smooth) else {
-                continue;
-            };
-            let law = &self.equations.smoothings[&smoothing.name];
-            let kernel = self.add_producer_kernel(producer, program, law, &smoothing.states);
-            if producer.per_group {
-                for group in &model.groups {
-                    self.add_producer_node(producer, program, kernel, Some(group));
+                for part in self.parts(Some(group)) {
+                    self.add_update_node(update, program, kernel, Some(group), part.as_ref());
                 }
-            } else {
-                self.add_producer_node(producer, program, kernel, None);
             }
-        }
-    }
-
-    fn add_producer_kernel(
-        &mut self,
-        producer: &Producer,
-        program: &Program,
-        law: &Program,
-        states: &[String],
-    ) -> usize {
-        let mut params = Vec::new();
-        let mut places = BTreeMap::new();
-        for (id, tensor) in program
-            .tensors
-            .iter()
-            .enumerate()
-            .filter(|(_, t)| t.role == Role::Table)
-        {
-            places.insert(id, params.len());
-            params.push(Param {
-                name: tensor.name.clone(),
-                elem: Memory::Real,
-                access: Access::In,
-                len: None,
-                stride: None,
-                role: Outer::Input,
-                row_len: None,
-            });
-        }
-        let scalars = (params.len()..params.len() + program.scalars.len()).collect();
-        params.extend(block::scalar_params(program));
-        let mut signals = Vec::new();
-        for (id, tensor) in program
-            .tensors
-            .iter()
-            .enumerate()
-            .filter(|(_, t)| t.role == Role::Output)
-        {
-            let base = params.len();
-            let place = |name: String, elem, len| Param {
-                name,
-                elem,
-                access: Access::InOut,
-                len: Some(len),
-                stride: None,
-                role: Outer::Scalar,
-                row_len: None,
-            };
-            params.push(place(format!("{}_slot", tensor.name), Memory::F32, 1));
-            params.push(place(format!("{}_observed", tensor.name), Memory::F32, 1));
-            params.push(place(format!("{}_smoothing", tensor.name), Memory::F32, states.len()));
-            params.push(place(format!("{}_skipped", tensor.name), Memory::I32, 1));
-            signals.push(SignalPlan {
-                tensor: id,
-                slot: base,
-                observed: base + 1,
-                states: base + 2,
-                skipped: base + 3,
-            });
-        }
-        let body = ProducerBody {
-            program: program.clone(),
-            params: places,
-            scalars,
-            signals,
-            smoothing: law.clone(),
-            states: states.to_vec(),
-        };
-        self.add_kernel(KernelPlan {
-            symbol: names::kernel(&self.model.set, &producer.name, ""),
-            entry: producer.name.clone(),
-            doc: producer.doc.clone(),
-            loc: producer.loc.clone(),
-            threads: ELEMENT_THREADS,
-            params,
-            body: Body::Producer(body),
-        })
-    }
-
-    fn add_producer_node(&mut self, producer: &Producer, program: &Program, kernel: usize, group: Option<&Group>) {
-        let group_name = group.map(|g| g.name.as_str());
-        let mut needs = BTreeSet::new();
-        let mut args = Vec::new();
-        let mut count = 0;
-        for tensor in program.tensors.iter().filter(|t| t.role == Role::Table) {
-            let source = producer
-                .read
-                .iter()
-                .find(|(name, _)| *name == tensor.name)
-                .map(|(_, s)| s);
-            args.push(self.source_arg(source, group, &mut needs));
-            count = self.source_len(source, group);
-        }
-        args.extend(self.scalar_args(program, group_name));
-        let mut writes = BTreeSet::new();
-        for (name, _) in &producer.signals {
-            let Some(slot) = self.model.slots.iter().find(|s| s.name == *name) else {
-                continue;
-            };
-            let member = self.slot_arg(slot, group_name);
-            let scratch = slot.scratch + member;
-            args.push((String::from("isv"), slot.index + member));
-            args.push((String::from("observed"), scratch));
-            args.push((String::from("smoothing"), scratch * self.smoothing_stride));
-            args.push((String::from("skipped"), scratch));
-            writes.insert(group_name.map_or(name.clone(), |g| format!("{name}[{g}]")));
-        }
-        let name = group_name.map_or(producer.name.clone(), |g| format!("{}[{g}]", producer.name));
-        let reads = Self::scalar_reads(program, group_name);
-        self.nodes.push(Node {
-            name,
-            kernel,
-            count: Some(count),
-            args,
-            needs,
-            gives: BTreeSet::new(),
-            reads,
-            writes,
-            evaluates: false,
-            loc: producer.loc.clone(),
-        });
-    }
-
-    fn source_len(&self, source: Option<&Source>, group: Option<&Group>) -> usize {
-        let network = self.model.network.as_ref();
-        match (source, group) {
-            (Some(Source::Buffer(name)), _) => self.buffers[self.buffer(name)].shape.iter().product(),
-            (_, Some(group)) => group.range.1 - group.range.0,
-            _ => network.map_or(0, param_total),
         }
     }
 
@@ -828,10 +726,17 @@ fn launches(
     let chosen: Vec<usize> = sorted.iter().copied().filter(|n| select(&nodes[*n])).collect();
     let place = |n: &usize| chosen.iter().position(|c| c == n);
     let before = direct(before);
+    let count = |count: &NodeCount| match count {
+        NodeCount::None => Count::None,
+        NodeCount::Fixed(n) => Count::Fixed(*n),
+        NodeCount::Of(name) => Count::Of(place_of(&(name.clone(), 0)).0, 1),
+        NodeCount::RowsOf(name, row) => Count::Of(place_of(&(name.clone(), 0)).0, *row),
+    };
     let launch = |n: &usize| Launch {
         name: nodes[*n].name.clone(),
         kernel: nodes[*n].kernel,
-        count: nodes[*n].count,
+        count: count(&nodes[*n].count),
+        parts: nodes[*n].parts,
         args: nodes[*n].args.iter().map(&place_of).collect(),
         after: before[*n].iter().filter_map(place).collect(),
     };
@@ -858,7 +763,9 @@ fn resets(p: &Planner<'_>) -> Vec<Reset> {
             parts,
         });
     }
-    for update in p.model.updates.iter().filter(|u| u.over == Over::Group) {
+    // The optimizer state of external sub-buffers is the run's own, to reset as it likes.
+    let owned = p.model.updates.iter().filter(|u| u.over == Over::Group && p.model.network.is_some());
+    for update in owned {
         for (name, init, reset) in &update.element_state {
             let name = names::update_state(&update.name, name);
             let buffer = p.buffer(&name);

@@ -56,6 +56,9 @@ pub struct SpecFile {
     /// State laws: optimizers, controllers, batch choice.
     #[serde(default)]
     pub update: BTreeMap<String, Update>,
+    /// Buffers that a set reads and does not make.
+    #[serde(default)]
+    pub external: BTreeMap<String, External>,
     /// Sets of trainable tensors that share an optimizer launch.
     #[serde(default)]
     pub group: BTreeMap<String, Group>,
@@ -154,6 +157,9 @@ pub struct Producer {
     /// Index of the slot (of its first member), where one signal stands alone.
     #[schemars(with = "Option<u32>")]
     pub slot: Option<Spanned<u32>>,
+    /// Index of its observation, where one signal stands alone.
+    #[schemars(with = "Option<u32>")]
+    pub scratch: Option<Spanned<u32>>,
     /// Smoothing law.
     #[schemars(with = "String")]
     pub smooth: Str,
@@ -183,9 +189,23 @@ pub struct SignalKeys {
     /// Index of its slot.
     #[schemars(with = "Option<u32>")]
     pub slot: Option<Spanned<u32>>,
+    /// Index of its observation (of the first member's).
+    #[schemars(with = "Option<u32>")]
+    pub scratch: Option<Spanned<u32>>,
     /// The signal's expression.
-    #[schemars(with = "String")]
-    pub value: Str,
+    #[schemars(with = "Option<String>")]
+    pub value: Option<Str>,
+    /// An expression for each member.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub values: Vec<Str>,
+    /// Names of the members of a family of slots.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub members: Vec<Str>,
+    /// Name of the index that tells the members apart in `value`.
+    #[schemars(with = "Option<String>")]
+    pub index: Option<Str>,
     /// For people only: no reader is needed.
     #[serde(default)]
     pub monitoring: bool,
@@ -294,15 +314,37 @@ pub struct Update {
     pub math: Str,
 }
 
+/// A buffer that a set reads and does not make.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct External {
+    /// What it holds.
+    pub doc: String,
+    /// Its shape; a leading `*` is any length.
+    #[schemars(with = "String")]
+    pub shape: Str,
+    /// Its element type.
+    #[serde(default, rename = "type")]
+    pub elem: Elem,
+}
+
 /// Trainable tensors that share an optimizer launch.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
     /// What it holds.
     pub doc: String,
-    /// Patterns: `stage.param` or `stage.*`.
+    /// Patterns of a model's tensors: `stage.param` or `stage.*`.
+    #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub tensors: Vec<Str>,
+    /// In a set without a model: sub-buffers, each of which stands for `NAME.params`, `NAME.grads` and the optimizer's states.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub buffers: Vec<Str>,
+    /// Place among the groups; in the order of their names if left out.
+    #[schemars(with = "Option<u32>")]
+    pub index: Option<Spanned<u32>>,
     /// The update that advances them.
     #[schemars(with = "String")]
     pub optimizer: Str,

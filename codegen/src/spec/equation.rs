@@ -8,6 +8,8 @@
 //! atom       := number | name | name "[" expr,* "]" | name "(" expr,* ")" | ("prev"|"now"|"observed") "." name [ "[" name "]" ] | "(" expr ")"
 //! ```
 
+use std::cell::Cell;
+
 use proc_macro2::{Span, TokenStream};
 use syn::ext::IdentExt;
 use syn::parse::{ParseStream, Parser};
@@ -15,6 +17,7 @@ use syn::punctuated::Punctuated;
 use syn::{Ident, LitFloat, LitInt, Token, bracketed, parenthesized};
 
 use crate::diagnostics::{Code, Loc, Report};
+use crate::names;
 
 /// A text inside a spec file: its characters, and where each of them stands in the file.
 #[derive(Clone, Debug)]
@@ -23,19 +26,19 @@ pub struct Text {
     pub value: String,
     /// The whole value, quotes included.
     pub loc: Loc,
-    /// Byte of the file at which the text starts, if it stands there letter by letter.
-    pub origin: Option<usize>,
+    /// For each byte of the text, and for its end, the byte of the file where it stands; empty where that is not known.
+    pub offsets: Vec<usize>,
 }
 
 impl Text {
     /// The place of a byte range of the text.
     pub fn at(&self, range: std::ops::Range<usize>) -> Loc {
-        match self.origin {
-            Some(origin) => Loc {
+        match (self.offsets.get(range.start), self.offsets.get(range.end)) {
+            (Some(&start), Some(&end)) if start < end => Loc {
                 file: self.loc.file,
-                range: origin + range.start..origin + range.end,
+                range: start..end,
             },
-            None => self.loc.clone(),
+            _ => self.loc.clone(),
         }
     }
 }
@@ -78,6 +81,22 @@ pub struct Expr {
     pub kind: ExprKind,
     /// Its place.
     pub loc: Loc,
+}
+
+impl Expr {
+    /// Calls `f` on this expression and on every part of it, outside first.
+    pub fn visit(&self, f: &mut impl FnMut(&Expr)) {
+        f(self);
+        match &self.kind {
+            ExprKind::Index(_, args) | ExprKind::Call(_, args) => args.iter().for_each(|a| a.visit(f)),
+            ExprKind::Unary(_, a) => a.visit(f),
+            ExprKind::Binary(_, a, b) => {
+                a.visit(f);
+                b.visit(f);
+            }
+            ExprKind::Float(_) | ExprKind::Int(_) | ExprKind::Name(_) | ExprKind::Read(..) => {}
+        }
+    }
 }
 
 /// Kinds of expression, as written.
@@ -140,13 +159,13 @@ pub enum BinaryOp {
 
 /// Reads a list of equations; a syntax error ends up in the report and gives an empty list.
 pub fn parse_statements(text: &Text, report: &mut Report) -> Vec<Statement> {
-    parse_with(text, report, |input| Reader { text }.statements(input)).unwrap_or_default()
+    parse_with(text, report, |input| Reader::new(text).statements(input)).unwrap_or_default()
 }
 
 /// Reads one expression.
 pub fn parse_expr(text: &Text, report: &mut Report) -> Option<Expr> {
     parse_with(text, report, |input| {
-        let expr = Reader { text }.or(input)?;
+        let expr = Reader::new(text).or(input)?;
         if input.is_empty() {
             Ok(expr)
         } else {
@@ -155,83 +174,186 @@ pub fn parse_expr(text: &Text, report: &mut Report) -> Option<Expr> {
     })
 }
 
-/// Reads a shape such as `[H, I]`: names or integers.
-pub fn parse_shape(text: &Text, report: &mut Report) -> Vec<String> {
-    let parts = parse_with(text, report, |input| {
-        let inner;
-        bracketed!(inner in input);
-        let dims = Punctuated::<Dim, Token![,]>::parse_terminated_with(&inner, |input| {
-            if input.peek(LitInt) {
-                return Ok(Dim(input.parse::<LitInt>()?.base10_parse::<u32>()?.to_string()));
-            }
-            if input.parse::<Option<Token![*]>>()?.is_some() {
-                return Ok(Dim("*".into()));
-            }
-            Ok(Dim(input.call(Ident::parse_any)?.to_string()))
-        })?;
-        Ok(dims.into_iter().map(|d| d.0).collect())
-    });
-    parts.unwrap_or_default()
+/// Reads a shape such as `[H, I]`: size names, integers and `*`; `None` where it is none, which is then reported.
+pub fn parse_shape(text: &Text, report: &mut Report) -> Option<Vec<String>> {
+    let value = text.value.as_str();
+    let inner = value.trim().strip_prefix('[').and_then(|v| v.strip_suffix(']'));
+    let Some(inner) = inner else {
+        report.push(Code::ShapeSyntax, &text.loc, "a shape stands between `[` and `]`");
+        return None;
+    };
+    let mut dims = Vec::new();
+    let mut at = value.len() - value.trim_start().len() + 1;
+    for part in inner.split(',') {
+        let dim = part.trim();
+        // A comma may stand at the end, and a scalar has no dimension at all.
+        if !dim.is_empty() || at + part.len() < value.trim_end().len() - 1 {
+            let start = at + part.len() - part.trim_start().len();
+            check_dim(dim, &text.at(start..start + dim.len().max(1)), report)?;
+            dims.push(dim.to_owned());
+        }
+        at += part.len() + 1;
+    }
+    Some(dims)
 }
 
-struct Dim(String);
+fn check_dim(dim: &str, loc: &Loc, report: &mut Report) -> Option<()> {
+    let is_number = dim.starts_with(|c: char| c.is_ascii_digit());
+    if dim == "*" || (is_number && dim.parse::<u32>().is_ok()) || names::is_legal(dim) {
+        return Some(());
+    }
+    let label = if dim.is_empty() {
+        "a size is missing here".to_owned()
+    } else {
+        format!("`{dim}` is neither a number nor the name of a size")
+    };
+    report.push(Code::ShapeSyntax, loc, label);
+    None
+}
+
+/// Deepest nesting of brackets, and most numbers and names in one equation: recursion must end within any stack.
+const DEEPEST: usize = 48;
+const MOST_PARTS: usize = 400;
+const TOO_LARGE: &str = "more than 400 numbers and names, or signs, in one equation";
 
 fn parse_with<T>(
     text: &Text,
     report: &mut Report,
     parser: impl FnOnce(ParseStream<'_>) -> syn::Result<T>,
 ) -> Option<T> {
-    let tokens: TokenStream = match text.value.parse() {
+    let plain = without_comments(&text.value);
+    if let Err((code, at, label)) = check_brackets(&plain) {
+        report.push(code, &text.at(at..at + 1), label);
+        return None;
+    }
+    let tokens: TokenStream = match plain.parse() {
         Ok(tokens) => tokens,
         Err(error) => {
             let error: proc_macro2::LexError = error;
-            report.push(
-                Code::EquationLex,
-                &text.at(error.span().byte_range()),
-                "not part of the equation language",
-            );
+            let range = whole_letters(&text.value, error.span().byte_range());
+            report.push(Code::EquationLex, &text.at(range), "not part of the equation language");
             return None;
         }
     };
-    match parser.parse2(tokens) {
-        Ok(value) => Some(value),
-        Err(error) => {
-            let range = error.span().byte_range();
-            let end = text.value.trim_end().len();
-            let range = if range.is_empty() {
-                end.saturating_sub(1)..end
-            } else {
-                range
-            };
-            report.push(
-                Code::EquationSyntax,
-                &text.at(range),
-                error.to_string().trim_end_matches(", ").to_owned(),
-            );
-            None
+    parser
+        .parse2(tokens)
+        .map_err(|error| report_syntax(text, &error, report))
+        .ok()
+}
+
+fn report_syntax(text: &Text, error: &syn::Error, report: &mut Report) {
+    let range = error.span().byte_range();
+    let message = error.to_string();
+    let message = message.trim_start_matches("unexpected end of input, ");
+    let code = match message {
+        TOO_LARGE => Code::EquationTooLarge,
+        _ => Code::EquationSyntax,
+    };
+    if !range.is_empty() {
+        return report.push(code, &text.at(whole_letters(&text.value, range)), message);
+    }
+    let end = text.value.trim_end().len();
+    let last = text.value[..end].char_indices().next_back().map_or(0, |(start, _)| start);
+    report.push(code, &text.at(last..end), format!("{message} after this"));
+}
+
+/// A range that begins and ends between letters, and is not empty where the text is not.
+fn whole_letters(text: &str, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
+    let start = text.floor_char_boundary(range.start.min(text.len().saturating_sub(1)));
+    start..text.ceil_char_boundary(range.end.max(start + 1).min(text.len()))
+}
+
+/// The text with comments as blanks, every other byte in its place.
+fn without_comments(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find('/') {
+        let comment = &rest[start..];
+        let len = match comment.as_bytes().get(1) {
+            Some(b'/') => comment.find('\n').unwrap_or(comment.len()),
+            Some(b'*') => comment.find("*/").map_or(1, |end| end + 2),
+            _ => 1,
+        };
+        plain.push_str(&rest[..start]);
+        match len {
+            1 => plain.push('/'),
+            len => plain.push_str(&" ".repeat(len)),
         }
+        rest = &comment[len..];
+    }
+    plain + rest
+}
+
+/// Finds the bracket that has no partner, before the tokens are read: what the lexer says of it helps nobody.
+fn check_brackets(text: &str) -> Result<(), (Code, usize, String)> {
+    let mut open: Vec<(usize, char)> = Vec::new();
+    for (at, c) in text.char_indices() {
+        let opening = match c {
+            '(' | '[' | '{' => {
+                open.push((at, c));
+                if open.len() > DEEPEST {
+                    let label = format!("brackets nest more than {DEEPEST} deep");
+                    return Err((Code::EquationTooLarge, at, label));
+                }
+                continue;
+            }
+            ')' => '(',
+            ']' => '[',
+            '}' => '{',
+            _ => continue,
+        };
+        match open.pop() {
+            Some((_, o)) if o == opening => {}
+            Some((_, o)) => return Err((Code::EquationSyntax, at, format!("`{c}` cannot close the `{o}` before it"))),
+            None => return Err((Code::EquationSyntax, at, format!("nothing is open that `{c}` could close"))),
+        }
+    }
+    match open.pop() {
+        Some((at, c)) => Err((Code::EquationSyntax, at, format!("this `{c}` is never closed"))),
+        None => Ok(()),
     }
 }
 
 struct Reader<'a> {
     text: &'a Text,
+    /// Numbers, names and signs of the equation so far.
+    parts: Cell<usize>,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn new(text: &'a Text) -> Self {
+        Self {
+            text,
+            parts: Cell::new(0),
+        }
+    }
+
+    fn count(&self, span: Span) -> syn::Result<()> {
+        self.parts.set(self.parts.get() + 1);
+        match self.parts.get() > MOST_PARTS {
+            true => Err(syn::Error::new(span, TOO_LARGE)),
+            false => Ok(()),
+        }
+    }
+
     fn loc(&self, span: Span) -> Loc {
         self.text.at(span.byte_range())
     }
 
-    fn name(&self, ident: &Ident) -> Name {
-        Name {
-            text: ident.unraw().to_string(),
-            loc: self.loc(ident.span()),
+    fn name(&self, ident: &Ident) -> syn::Result<Name> {
+        let text = ident.unraw().to_string();
+        if !names::is_legal(&text) {
+            let label = "a name is made of letters without accents, digits and single `_` between them";
+            return Err(syn::Error::new(ident.span(), label));
         }
+        let loc = self.loc(ident.span());
+        Ok(Name { text, loc })
     }
 
     fn statements(&self, input: ParseStream<'_>) -> syn::Result<Vec<Statement>> {
         let mut statements = Vec::new();
         while !input.is_empty() {
+            self.parts.set(0);
             statements.push(self.statement(input)?);
             while input.parse::<Option<Token![;]>>()?.is_some() {}
         }
@@ -264,18 +386,26 @@ impl Reader<'_> {
         let next = ident == "next" && input.peek(Token![.]);
         if next {
             input.parse::<Token![.]>()?;
-            ident = input.call(Ident::parse_any)?;
+            ident = input
+                .call(Ident::parse_any)
+                .map_err(|e| syn::Error::new(e.span(), "expected the name of a state"))?;
         }
         let mut indices = Vec::new();
         if input.peek(syn::token::Bracket) {
             let inner;
             bracketed!(inner in input);
             let idents = Punctuated::<Ident, Token![,]>::parse_terminated_with(&inner, |i| i.call(Ident::parse_any))?;
-            indices = idents.iter().map(|i| self.name(i)).collect();
+            for ident in &idents {
+                let index = self.name(ident)?;
+                if indices.iter().any(|i: &Name| i.text == index.text) {
+                    return Err(syn::Error::new(ident.span(), "this index stands on the left side twice"));
+                }
+                indices.push(index);
+            }
         }
         Ok(Target {
             next,
-            name: self.name(&ident),
+            name: self.name(&ident)?,
             indices,
         })
     }
@@ -301,7 +431,11 @@ impl Reader<'_> {
         let Some(op) = comparison_op(input)? else {
             return Ok(left);
         };
-        Ok(binary(op, left, self.sum(input)?))
+        let comparison = binary(op, left, self.sum(input)?);
+        match comparison_op(&input.fork())? {
+            Some(_) => Err(input.error("comparisons do not chain: join two of them with `&&`")),
+            None => Ok(comparison),
+        }
     }
 
     fn sum(&self, input: ParseStream<'_>) -> syn::Result<Expr> {
@@ -341,6 +475,7 @@ impl Reader<'_> {
         } else {
             return self.atom(input);
         };
+        self.count(span)?;
         let inner = self.unary(input)?;
         let loc = join(&self.loc(span), &inner.loc);
         Ok(Expr {
@@ -351,19 +486,10 @@ impl Reader<'_> {
 
     fn atom(&self, input: ParseStream<'_>) -> syn::Result<Expr> {
         let loc = self.loc(input.span());
-        if input.peek(LitFloat) {
-            let value = input.parse::<LitFloat>()?.base10_parse()?;
-            return Ok(Expr {
-                kind: ExprKind::Float(value),
-                loc,
-            });
-        }
-        if input.peek(LitInt) {
-            let value = input.parse::<LitInt>()?.base10_parse()?;
-            return Ok(Expr {
-                kind: ExprKind::Int(value),
-                loc,
-            });
+        self.count(input.span())?;
+        if input.peek(LitFloat) || input.peek(LitInt) {
+            let kind = number(input)?;
+            return Ok(Expr { kind, loc });
         }
         if input.peek(syn::token::Paren) {
             let inner;
@@ -378,7 +504,7 @@ impl Reader<'_> {
         let ident = input
             .call(Ident::parse_any)
             .map_err(|e| syn::Error::new(e.span(), "expected a number, a name or `(`"))?;
-        self.named(self.name(&ident), input)
+        self.named(self.name(&ident)?, input)
     }
 
     fn named(&self, name: Name, input: ParseStream<'_>) -> syn::Result<Expr> {
@@ -416,16 +542,24 @@ impl Reader<'_> {
             "prev" => When::Prev,
             "now" => When::Now,
             "observed" => When::Observed,
-            _ => return Err(syn::Error::new(dot.span, "only prev, now and observed have members")),
+            _ => return Err(syn::Error::new(dot.span, "only `prev`, `now` and `observed` are followed by a dot")),
         };
-        let ident = input.call(Ident::parse_any)?;
-        let name = self.name(&ident);
+        let ident = input
+            .call(Ident::parse_any)
+            .map_err(|e| syn::Error::new(e.span(), "expected the name of a slot or a state"))?;
+        let name = self.name(&ident)?;
         let mut loc = join(&scope.loc, &name.loc);
         let mut member = None;
         if input.peek(syn::token::Bracket) {
             let inner;
             let end = bracketed!(inner in input).span.close();
-            member = Some(self.name(&inner.call(Ident::parse_any)?));
+            let ident = inner
+                .call(Ident::parse_any)
+                .map_err(|e| syn::Error::new(e.span(), "expected the name of a group"))?;
+            member = Some(self.name(&ident)?);
+            if !inner.is_empty() {
+                return Err(inner.error("expected `]`: a slot has one member a group"));
+            }
             loc = join(&loc, &self.loc(end));
         }
         Ok(Expr {
@@ -443,6 +577,29 @@ impl Reader<'_> {
             }
         }
         Ok(args)
+    }
+}
+
+/// A number without a suffix: `2x` would else be read as 2.
+fn number(input: ParseStream<'_>) -> syn::Result<ExprKind> {
+    let span = input.span();
+    let (digits, suffix, is_int) = if input.peek(LitInt) {
+        let literal = input.parse::<LitInt>()?;
+        (literal.base10_digits().to_owned(), literal.suffix().to_owned(), true)
+    } else {
+        let literal = input.parse::<LitFloat>()?;
+        (literal.base10_digits().to_owned(), literal.suffix().to_owned(), false)
+    };
+    if !suffix.is_empty() {
+        return Err(syn::Error::new(span, format!("expected an operator before `{suffix}`")));
+    }
+    // What no 32-bit integer holds is a real number.
+    if let Some(value) = digits.parse::<i32>().ok().filter(|_| is_int) {
+        return Ok(ExprKind::Int(value.into()));
+    }
+    match digits.parse::<f64>() {
+        Ok(value) if value.is_finite() => Ok(ExprKind::Float(value)),
+        _ => Err(syn::Error::new(span, "a number too large for any type")),
     }
 }
 

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-use super::entries::{Block, Group, Manifest, Model, Named, Producer, Slot, Smoothing, State, Str, Update};
+use super::entries::{Block, External, Group, Manifest, Model, Named, Producer, Slot, Smoothing, State, Str, Update};
 use super::equation::Text;
 use crate::diagnostics::{Code, Diagnostics, Files, Loc, Report};
 
@@ -45,11 +45,20 @@ impl SetFiles {
 
     /// The manifest's `include`, without further checks; nothing where it cannot be read.
     pub fn includes(&self) -> Vec<String> {
-        let manifest = self.files.iter().find(|(p, _)| is_manifest(p));
-        let manifest = manifest.and_then(|(_, t)| toml::from_str::<Manifest>(t).ok());
-        manifest
-            .map(|m| m.include.into_iter().map(Spanned::into_inner).collect())
-            .unwrap_or_default()
+        let placed = self.placed_includes().into_iter();
+        placed.map(Spanned::into_inner).collect()
+    }
+
+    /// The same, with their places in the manifest.
+    pub fn placed_includes(&self) -> Vec<Str> {
+        let manifest = self.manifest().and_then(|(_, t)| toml::from_str::<Manifest>(t).ok());
+        manifest.map(|m| m.include).unwrap_or_default()
+    }
+
+    /// Path and text of the `unio.toml`, without a byte-order mark.
+    pub fn manifest(&self) -> Option<(&str, &str)> {
+        let (path, text) = self.files.iter().find(|(p, _)| is_manifest(p))?;
+        Some((path, text.strip_prefix('\u{feff}').unwrap_or(text)))
     }
 }
 
@@ -110,6 +119,8 @@ pub struct Spec {
     pub updates: Vec<Entry<Update>>,
     /// Groups.
     pub groups: Vec<Entry<Group>>,
+    /// Buffers that the set does not make.
+    pub externals: Vec<Entry<External>>,
     /// Models.
     pub models: Vec<Entry<Model>>,
     /// Index of the first file that comes from an include.
@@ -141,6 +152,19 @@ pub fn read(set: &SetFiles, included: &[SetFiles]) -> Result<Spec, Diagnostics> 
     reader.finish()
 }
 
+/// Kinds of entry.
+const KINDS: &[&str] = &[
+    "const",
+    "slot",
+    "state",
+    "smoothing",
+    "producer",
+    "block",
+    "update",
+    "group",
+    "model",
+];
+
 #[derive(Default)]
 struct SpecReader {
     files: Files,
@@ -155,6 +179,7 @@ struct SpecReader {
     blocks: Vec<Entry<Block>>,
     updates: Vec<Entry<Update>>,
     groups: Vec<Entry<Group>>,
+    externals: Vec<Entry<External>>,
     models: Vec<Entry<Model>>,
 }
 
@@ -175,15 +200,22 @@ impl SpecReader {
     }
 
     fn manifest(&mut self, file: usize, text: &str, own: bool) {
+        if let Err(error) = DeTable::parse(text) {
+            return self.toml_error(Code::TomlSyntax, file, &error, 0..text.len());
+        }
         match toml::from_str::<Manifest>(text) {
-            Err(error) => self.toml_error(Code::TomlSyntax, file, &error, 0..text.len()),
+            Err(error) => {
+                let range = narrow(error.span().unwrap_or(0..text.len()), text);
+                shape_error(&error, &Loc { file, range }, &mut self.report);
+            }
             Ok(manifest) => {
                 if *manifest.version.get_ref() != 1 {
                     let loc = Loc {
                         file,
                         range: manifest.version.span(),
                     };
-                    self.report.push(Code::VersionUnknown, &loc, "not 1");
+                    self.report
+                        .push(Code::VersionUnknown, &loc, "this generator reads version 1");
                 }
                 if own {
                     let loc = Loc {
@@ -210,12 +242,15 @@ impl SpecReader {
             "producer" => entries(at, value, &mut self.producers, report),
             "block" => entries(at, value, &mut self.blocks, report),
             "update" => entries(at, value, &mut self.updates, report),
+            "external" => entries(at, value, &mut self.externals, report),
             "group" => entries(at, value, &mut self.groups, report),
             "model" => entries(at, value, &mut self.models, report),
-            _ => report.push(
+            _ => report.push_unknown(
                 Code::KindUnknown,
                 &Loc { file, range: span },
                 format!("`{kind}` is no kind of entry"),
+                kind,
+                KINDS.iter().copied(),
             ),
         }
     }
@@ -245,6 +280,7 @@ impl SpecReader {
             blocks: self.blocks,
             updates: self.updates,
             groups: self.groups,
+            externals: self.externals,
             models: self.models,
             first_included: self.first_included,
             files: self.files,
@@ -266,7 +302,7 @@ fn entries<T: DeserializeOwned>(at: At<'_>, value: Spanned<DeValue<'_>>, out: &m
             file: at.file,
             range: whole,
         };
-        return report.push(Code::KeyUnknown, &loc, "a table of entries is expected here");
+        return report.push(Code::ValueUnfit, &loc, "entries are expected here, as in `[kind.name]`");
     };
     for (name, value) in table {
         let loc = Loc {
@@ -282,14 +318,57 @@ fn entries<T: DeserializeOwned>(at: At<'_>, value: Spanned<DeValue<'_>>, out: &m
             }),
             Err(error) => {
                 let range = narrow(error.span().unwrap_or(range), at.files.get(at.file).text.as_str());
-                report.push(
-                    Code::KeyUnknown,
-                    &Loc { file: at.file, range },
-                    error.message().to_owned(),
-                );
+                shape_error(&error, &Loc { file: at.file, range }, report);
             }
         }
     }
+}
+
+/// Reports what does not fit the keys of a kind, in words that know nothing of this crate.
+fn shape_error(error: &toml::de::Error, loc: &Loc, report: &mut Report) {
+    let message = error.message();
+    let quoted = || message.split('`').skip(1).step_by(2);
+    if message.starts_with("unknown field") {
+        let label = message
+            .replace("unknown field", "unknown key")
+            .replace("expected one of", "known are")
+            .replace("expected ", "known is ");
+        let name = quoted().next().unwrap_or_default();
+        return report.push_unknown(Code::KeyUnknown, loc, label, name, quoted().skip(1));
+    }
+    if message.starts_with("missing field") {
+        return report.push(Code::KeyMissing, loc, message.replace("missing field", "there is no"));
+    }
+    if message.starts_with("unknown variant") {
+        let label = message.replace("unknown variant", "unknown word");
+        let name = quoted().next().unwrap_or_default();
+        return report.push_unknown(Code::ValueUnfit, loc, label, name, quoted().skip(1));
+    }
+    report.push(Code::ValueUnfit, loc, plain_words(message));
+}
+
+/// Names of types, as a reader of specs calls them.
+fn plain_words(message: &str) -> String {
+    let Some((found, wanted)) = message.rsplit_once(", expected ") else {
+        return message.to_owned();
+    };
+    let found = found.trim_start_matches("invalid type: ").trim_start_matches("invalid value: ");
+    let found = match found {
+        "map" => "a table",
+        "sequence" => "a list",
+        found => found,
+    };
+    let wanted = match wanted {
+        "u32" => "a whole number, 0 or more",
+        "f64" => "a number",
+        "i64" => "a whole number",
+        "a map" => "a table",
+        "a sequence" => "a list",
+        wanted if wanted.starts_with("struct ") => "a table of keys",
+        wanted if wanted.starts_with("enum ") || wanted == "string or table" => "a word",
+        wanted => wanted,
+    };
+    format!("{found} stands where {wanted} is expected")
 }
 
 /// The first line of a range: a caret under a whole table helps nobody.
@@ -302,21 +381,53 @@ fn narrow(range: std::ops::Range<usize>, text: &str) -> std::ops::Range<usize> {
 fn text(files: &Files, file: usize, value: &Str) -> Text {
     let span = value.span();
     let raw = files.get(file).text.get(span.clone()).unwrap_or_default();
-    let opening = ["'''\r\n", "'''\n", "'''", "\"\"\"\n", "\"\"\"", "'", "\""]
-        .into_iter()
-        .find(|q| raw.starts_with(q));
-    let origin = opening.map(|q| span.start + q.len()).filter(|start| {
-        files
-            .get(file)
-            .text
-            .get(*start..)
-            .is_some_and(|t| t.starts_with(value.get_ref().as_str()))
-    });
     Text {
         value: value.get_ref().clone(),
+        offsets: offsets(raw, span.start, value.get_ref()).unwrap_or_default(),
         loc: Loc { file, range: span },
-        origin,
     }
+}
+
+/// For each byte of a string's value, and for its end, where in the file it stands.
+fn offsets(raw: &str, start: usize, value: &str) -> Option<Vec<usize>> {
+    let quote = ["\'\'\'", "\"\"\"", "'", "\""].into_iter().find(|q| raw.starts_with(q))?;
+    let mut at = quote.len();
+    if quote.len() == 3 {
+        at += ["\r\n", "\n"].into_iter().find(|n| raw[at..].starts_with(n)).map_or(0, str::len);
+    }
+    let mut offsets = Vec::with_capacity(value.len() + 1);
+    for letter in value.chars() {
+        let (skipped, len) = written_as(&raw[at..], letter, quote.contains('"'))?;
+        offsets.extend(std::iter::repeat_n(start + at + skipped, letter.len_utf8()));
+        at += skipped + len;
+    }
+    offsets.push(start + at);
+    Some(offsets)
+}
+
+/// How a letter of a string stands in the file: bytes that give no letter, then the bytes of this one.
+fn written_as(raw: &str, letter: char, escapes: bool) -> Option<(usize, usize)> {
+    let mut skipped = 0;
+    // A backslash at the end of a line joins it to the next.
+    while escapes
+        && let Some(rest) = raw[skipped..].strip_prefix('\\')
+        && rest.starts_with([' ', '\t', '\r', '\n'])
+    {
+        skipped += 1 + rest.len() - rest.trim_start_matches([' ', '\t', '\r', '\n']).len();
+    }
+    let rest = &raw[skipped..];
+    let len = match rest.as_bytes() {
+        [b'\\', kind, ..] if escapes => match kind {
+            b'x' => 4,
+            b'u' => 6,
+            b'U' => 10,
+            _ => 2,
+        },
+        [b'\r', b'\n', ..] if letter == '\n' => 2,
+        _ if rest.starts_with(letter) => letter.len_utf8(),
+        _ => return None,
+    };
+    rest.is_char_boundary(len).then_some((skipped, len))
 }
 
 /// Place of a spanned string.

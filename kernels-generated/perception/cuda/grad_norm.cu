@@ -17,7 +17,7 @@ UNIO_KERNEL(256) perception_grad_norm(
     double acc_0 = 0.0;
     // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
     for (int first = 0; first < n; first += 256) {
-        const int e = first + threadIdx.x;
+        const int e = int(first) + threadIdx.x;
         if (e < n) {
             acc_0 = acc_0 + double(g[e] * g[e]);
         }

@@ -6,51 +6,40 @@
 UNIO_KERNEL(256) perception_group_oracle(
     UNIO_IN(real, g),
     UNIO_IN(real, w),
-    UNIO_INOUT(float, wd_rate_slot),
-    UNIO_INOUT(float, wd_rate_observed),
-    UNIO_INOUT(float, wd_rate_smoothing),
-    UNIO_INOUT(int, wd_rate_skipped),
     UNIO_INOUT(float, weight_bound_slot),
     UNIO_INOUT(float, weight_bound_observed),
     UNIO_INOUT(float, weight_bound_smoothing),
     UNIO_INOUT(int, weight_bound_skipped),
+    UNIO_INOUT(float, wd_rate_slot),
+    UNIO_INOUT(float, wd_rate_observed),
+    UNIO_INOUT(float, wd_rate_smoothing),
+    UNIO_INOUT(int, wd_rate_skipped),
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
     UNIO_SHARED(int, counted, 2048);
     UNIO_SHARED(int, found, 3072);
-    UNIO_SHARED(int, counts_2, 3088);
+    UNIO_SHARED(int, counts_0, 3088);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
-        counts_2[bin] = 0;
+        counts_0[bin] = 0;
     }
     __syncthreads();
-    double acc_0 = 0.0;
     double acc_1 = 0.0;
+    double acc_2 = 0.0;
     // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
     for (int first = 0; first < n; first += 256) {
-        const int e = first + threadIdx.x;
-        int counts_2_bin = UNIO_BINS;
+        const int e = int(first) + threadIdx.x;
+        int counts_0_bin = UNIO_BINS;
         if (e < n) {
-            acc_0 = acc_0 + double(w[e] * g[e]);
-            acc_1 = acc_1 + double(w[e] * w[e]);
-            const float counts_2_value = unio_abs(w[e]);
-            counts_2_bin = unio_isfinite(counts_2_value) ? int(__float_as_uint(counts_2_value) >> 23) : UNIO_BINS;
+            acc_1 = acc_1 + double(w[e] * g[e]);
+            acc_2 = acc_2 + double(w[e] * w[e]);
+            const float counts_0_value = unio_abs(w[e]);
+            counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
         }
-        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
     }
-
-    partial[threadIdx.x] = acc_0;
-    __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
-        if (threadIdx.x < half) {
-            partial[threadIdx.x] = partial[threadIdx.x] + partial[threadIdx.x + half];
-        }
-        __syncthreads();
-    }
-    const double total_0 = partial[0];
-    __syncthreads();
 
     partial[threadIdx.x] = acc_1;
     __syncthreads();
@@ -63,63 +52,51 @@ UNIO_KERNEL(256) perception_group_oracle(
     const double total_1 = partial[0];
     __syncthreads();
 
-    // stat_2: the exponent that holds the rank, then the top mantissa bits under that exponent.
+    partial[threadIdx.x] = acc_2;
     __syncthreads();
-    unio_scan(counts_2, counted);
-    const int stat_2_finite = counted[UNIO_BINS - 1];
-    const int stat_2_rank = unio_rank(0.99, stat_2_finite);
-    unio_find(counted, stat_2_rank, found);
-    const int stat_2_exponent = found[0];
-    const int stat_2_below = found[1];
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            partial[threadIdx.x] = partial[threadIdx.x] + partial[threadIdx.x + half];
+        }
+        __syncthreads();
+    }
+    const double total_2 = partial[0];
+    __syncthreads();
+
+
+    // stat_0: the exponent that holds the rank, then the top mantissa bits under that exponent.
+    __syncthreads();
+    unio_scan(counts_0, counted);
+    const int stat_0_finite = counted[UNIO_BINS - 1];
+    const int stat_0_rank = unio_rank(0.99, stat_0_finite);
+    unio_find(counted, stat_0_rank, found);
+    const int stat_0_exponent = found[0];
+    const int stat_0_below = found[1];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
-        counts_2[bin] = 0;
+        counts_0[bin] = 0;
     }
     __syncthreads();
     for (int first = 0; first < n; first += 256) {
         const int e = first + threadIdx.x;
         int bin = UNIO_BINS;
         if (e < n) {
-            const float counts_2_value = unio_abs(w[e]);
-            const unsigned bits = __float_as_uint(counts_2_value);
-            const bool inside = unio_isfinite(counts_2_value) && int(bits >> 23) == stat_2_exponent;
+            const float counts_0_value = unio_abs(w[e]);
+            const unsigned bits = __float_as_uint(counts_0_value);
+            const bool inside = unio_isfinite(counts_0_value) && int(bits >> 23) == stat_0_exponent;
             bin = inside ? int(bits >> 15 & 255u) : UNIO_BINS;
         }
-        unio_count(counts_2 + warp * UNIO_BINS, bin, lane);
+        unio_count(counts_0 + warp * UNIO_BINS, bin, lane);
     }
     __syncthreads();
-    unio_scan(counts_2, counted);
-    unio_find(counted, stat_2_rank - stat_2_below, found);
-    const float stat_2_value = unio_bin_value(stat_2_exponent, found[0], stat_2_rank - stat_2_below - found[1], found[2]);
+    unio_scan(counts_0, counted);
+    unio_find(counted, stat_0_rank - stat_0_below, found);
+    const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
 
     if (threadIdx.x == 0) {
-        const real stat_0 = real(total_0);
         const real stat_1 = real(total_1);
-        const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
-        const float wd_rate_x = unio_abs(stat_0) / unio_max(stat_1, real(1e-8));
-        wd_rate_observed[0] = wd_rate_x;
-        if (unio_isfinite(wd_rate_x)) {
-            const real mean_ = wd_rate_slot[0];
-            const real sample_var_ = wd_rate_smoothing[0];
-            const real diff_var_ = wd_rate_smoothing[1];
-            const real x_lag_ = wd_rate_smoothing[2];
-            const bool first_ = mean_ == real(0) && x_lag_ == real(0);
-            const bool seen_ = wd_rate_x != real(0);
-            const bool later_ = seen_ && !first_;
-            const real sample_ = unio_fma(real(0.001), (wd_rate_x - mean_) * (wd_rate_x - mean_) - sample_var_, sample_var_);
-            const real diff_ = unio_fma(real(0.001), (wd_rate_x - x_lag_) * (wd_rate_x - x_lag_) - diff_var_, diff_var_);
-            const real alpha_ = diff_ / (diff_ + sample_ + real(1e-8));
-            const real next_sample_var = later_ ? sample_ : sample_var_;
-            const real next_diff_var = later_ ? diff_ : diff_var_;
-            const real next_mean = seen_ ? (first_ ? wd_rate_x : unio_fma(alpha_, wd_rate_x - mean_, mean_)) : mean_;
-            const real next_x_lag = seen_ ? wd_rate_x : x_lag_;
-            wd_rate_smoothing[0] = next_sample_var;
-            wd_rate_smoothing[1] = next_diff_var;
-            wd_rate_slot[0] = next_mean;
-            wd_rate_smoothing[2] = next_x_lag;
-        } else {
-            wd_rate_skipped[0] = wd_rate_skipped[0] + 1;
-        }
-        const float weight_bound_x = stat_2;
+        const real stat_2 = real(total_2);
+        const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
+        const float weight_bound_x = stat_0;
         weight_bound_observed[0] = weight_bound_x;
         if (unio_isfinite(weight_bound_x)) {
             const real mean_ = weight_bound_slot[0];
@@ -142,6 +119,30 @@ UNIO_KERNEL(256) perception_group_oracle(
             weight_bound_smoothing[2] = next_x_lag;
         } else {
             weight_bound_skipped[0] = weight_bound_skipped[0] + 1;
+        }
+        const float wd_rate_x = unio_abs(stat_1) / unio_max(stat_2, real(1e-8));
+        wd_rate_observed[0] = wd_rate_x;
+        if (unio_isfinite(wd_rate_x)) {
+            const real mean_ = wd_rate_slot[0];
+            const real sample_var_ = wd_rate_smoothing[0];
+            const real diff_var_ = wd_rate_smoothing[1];
+            const real x_lag_ = wd_rate_smoothing[2];
+            const bool first_ = mean_ == real(0) && x_lag_ == real(0);
+            const bool seen_ = wd_rate_x != real(0);
+            const bool later_ = seen_ && !first_;
+            const real sample_ = unio_fma(real(0.001), (wd_rate_x - mean_) * (wd_rate_x - mean_) - sample_var_, sample_var_);
+            const real diff_ = unio_fma(real(0.001), (wd_rate_x - x_lag_) * (wd_rate_x - x_lag_) - diff_var_, diff_var_);
+            const real alpha_ = diff_ / (diff_ + sample_ + real(1e-8));
+            const real next_sample_var = later_ ? sample_ : sample_var_;
+            const real next_diff_var = later_ ? diff_ : diff_var_;
+            const real next_mean = seen_ ? (first_ ? wd_rate_x : unio_fma(alpha_, wd_rate_x - mean_, mean_)) : mean_;
+            const real next_x_lag = seen_ ? wd_rate_x : x_lag_;
+            wd_rate_smoothing[0] = next_sample_var;
+            wd_rate_smoothing[1] = next_diff_var;
+            wd_rate_slot[0] = next_mean;
+            wd_rate_smoothing[2] = next_x_lag;
+        } else {
+            wd_rate_skipped[0] = wd_rate_skipped[0] + 1;
         }
     }
 }

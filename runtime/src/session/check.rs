@@ -144,6 +144,10 @@ impl Check<'_> {
         for (param, arg) in kernel.params.iter().zip(&launch.args) {
             match (param, arg) {
                 (KernelParam::Count { .. }, Arg::Count(n)) if *n >= 0 => {}
+                (KernelParam::Number { .. }, Arg::Number(_)) => {}
+                (KernelParam::Count { .. }, Arg::CountOf { buffer, row_len }) if *row_len > 0 => {
+                    self.range(&place, *buffer, 0, 0)?;
+                }
                 (KernelParam::Rows { row_len: told, .. }, Arg::Rows { buffer, row_len })
                     if told == row_len && *row_len > 0 =>
                 {
@@ -163,7 +167,7 @@ impl Check<'_> {
 pub(super) fn least(launch: &Launch, param: &KernelParam) -> usize {
     let count = |arg: &Arg| match arg {
         Arg::Count(n) => usize::try_from(*n).ok(),
-        Arg::Buffer { .. } | Arg::Rows { .. } => None,
+        Arg::Buffer { .. } | Arg::CountOf { .. } | Arg::Number(_) | Arg::Rows { .. } => None,
     };
     match param {
         KernelParam::Buffer { len: Some(len), .. } => *len,
@@ -172,7 +176,7 @@ pub(super) fn least(launch: &Launch, param: &KernelParam) -> usize {
             role: Role::State | Role::Reduced | Role::Output,
             ..
         } => launch.args.iter().filter_map(count).max().unwrap_or(0),
-        KernelParam::Buffer { .. } | KernelParam::Count { .. } | KernelParam::Rows { .. } => 0,
+        KernelParam::Buffer { .. } | KernelParam::Count { .. } | KernelParam::Number { .. } | KernelParam::Rows { .. } => 0,
     }
 }
 

@@ -18,7 +18,7 @@ impl Stored {
     pub fn of(elem: Elem, real: Real) -> Self {
         match (elem, real) {
             (Elem::I32, _) => Self::I32,
-            (Elem::Real, Real::F64) => Self::F64,
+            (Elem::F64, _) | (Elem::Real, Real::F64) => Self::F64,
             (Elem::Real | Elem::F32, _) => Self::F32,
         }
     }

@@ -1,6 +1,6 @@
 //! Launches, prepared once.
 
-use unio_interface::{Arg, Artefacts, KernelParam, Launch, Program};
+use unio_interface::{Arg, Artefacts, Grid, KernelParam, Launch, Program};
 
 use super::check;
 use super::convert::Stored;
@@ -20,6 +20,8 @@ pub(super) struct Prepared {
     pub(super) kernel: usize,
     pub(super) config: LaunchConfig,
     pub(super) places: Vec<Place>,
+    /// Buffer and row length that tell the number of elements, where the run does, and the kernel's grid.
+    pub(super) counted_by: Option<(usize, usize, Grid)>,
     wrong_real: Option<WrongReal>,
 }
 
@@ -30,6 +32,8 @@ pub(super) enum Place {
     Buffer { buffer: usize, offset: usize },
     /// A number of elements.
     Count(i32),
+    /// A number that the plan fixes.
+    Number(i32),
     /// The rows of a buffer, which the run tells.
     Rows { buffer: usize, row_len: usize },
 }
@@ -45,7 +49,7 @@ impl Sequence {
     pub(super) fn new(artefacts: &Artefacts, program: &Program, launches: &[Launch], real: Real) -> Self {
         let prepare = |launch| Prepared::new(artefacts, program, launch, real);
         let launches: Vec<Prepared> = launches.iter().map(prepare).collect();
-        let runs = launches.iter().filter(|launch| launch.config.grid > 0);
+        let runs = launches.iter().filter(|launch| launch.config.grid > 0 || launch.counted_by.is_some());
         let mut external: Vec<usize> = runs.flat_map(Prepared::buffers).collect();
         external.retain(|buffer| program.buffers[*buffer].external);
         external.sort_unstable();
@@ -63,7 +67,8 @@ impl Prepared {
         let kernel = &artefacts.kernels[launch.kernel];
         let place = |arg: &Arg| match *arg {
             Arg::Count(n) => Place::Count(n),
-            Arg::Rows { buffer, row_len } => Place::Rows { buffer, row_len },
+            Arg::Number(n) => Place::Number(n),
+            Arg::Rows { buffer, row_len } | Arg::CountOf { buffer, row_len } => Place::Rows { buffer, row_len },
             Arg::Buffer { buffer, start } => {
                 let size = Stored::of(program.buffers[buffer].elem, real).size();
                 Place::Buffer {
@@ -78,6 +83,10 @@ impl Prepared {
             kernel: launch.kernel,
             config: LaunchConfig::new(launch.grid, kernel.threads).shared(shared),
             places: launch.args.iter().map(place).collect(),
+            counted_by: launch.args.iter().find_map(|arg| match *arg {
+                Arg::CountOf { buffer, row_len } => Some((buffer, row_len, kernel.grid)),
+                _ => None,
+            }),
             wrong_real: wrong_real(artefacts, program, launch, real),
         }
     }
@@ -85,7 +94,7 @@ impl Prepared {
     pub(super) fn buffers(&self) -> impl Iterator<Item = usize> + '_ {
         self.places.iter().filter_map(|place| match place {
             Place::Buffer { buffer, .. } => Some(*buffer),
-            Place::Count(_) | Place::Rows { .. } => None,
+            Place::Count(_) | Place::Number(_) | Place::Rows { .. } => None,
         })
     }
 
@@ -116,7 +125,7 @@ pub(super) fn least(artefacts: &Artefacts, program: &Program) -> Vec<usize> {
                 }
                 // A kernel takes every index back into the table, which must therefore have a row.
                 Arg::Rows { buffer, row_len } => least[buffer] = row_len.max(least[buffer]),
-                Arg::Count(_) => {}
+                Arg::Count(_) | Arg::CountOf { .. } | Arg::Number(_) => {}
             }
         }
     }

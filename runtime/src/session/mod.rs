@@ -295,7 +295,11 @@ impl Session {
 
     /// `args` is the caller's, so that a step allocates one list and no launch another.
     fn launch<'a>(&'a self, launch: &Prepared, args: &mut Vec<Arg<'a>>) -> Result<()> {
-        if launch.config.grid == 0 {
+        let mut config = launch.config;
+        if let Some((buffer, row_len, grid)) = launch.counted_by {
+            config.grid = grid.blocks(self.len(buffer).unwrap_or(0) / row_len);
+        }
+        if config.grid == 0 {
             return Ok(());
         }
         launch.fits_real()?;
@@ -303,7 +307,7 @@ impl Session {
         for place in &launch.places {
             args.push(match *place {
                 Place::Buffer { buffer, offset } => Arg::Buffer(self.memory(buffer)?, offset),
-                Place::Count(n) => Arg::I32(n),
+                Place::Count(n) | Place::Number(n) => Arg::I32(n),
                 Place::Rows { buffer, row_len } => {
                     let rows = self.len(buffer).unwrap_or(0) / row_len;
                     Arg::I32(i32::try_from(rows).unwrap_or(i32::MAX))
@@ -314,7 +318,7 @@ impl Session {
         // SAFETY: the generator promises that a kernel touches no more behind each pointer than its parameter's length,
         // or the launch's count, says; `check` and `write` saw to it that the memories are that long, and `fits_real`
         // that elements have the size the kernel was compiled for.
-        let launched = unsafe { kernel.launch(&launch.config, args) };
+        let launched = unsafe { kernel.launch(&config, args) };
         launched.map_err(|source| SessionError::Launch {
             launch: launch.name.clone(),
             source,

@@ -13,13 +13,18 @@ UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
     __syncwarp();
 }
 
-// counted[b] = how many lie in bins 0 to b, over the rows of all warps. Takes a block of UNIO_BINS threads.
-UNIO_DEVICE void unio_scan(const int* rows, int* counted) {
-    const int bin = threadIdx.x;
+// How many lie in the thread's bin, over the rows of all warps. Takes a block of UNIO_BINS threads.
+UNIO_DEVICE int unio_total(const int* rows) {
     int total = 0;
     for (int warp = 0; warp < UNIO_BINS / 32; ++warp) {
-        total += rows[warp * UNIO_BINS + bin];
+        total += rows[warp * UNIO_BINS + threadIdx.x];
     }
+    return total;
+}
+
+// counted[b] = sum of the totals that threads 0 to b bring.
+UNIO_DEVICE void unio_prefix(int total, int* counted) {
+    const int bin = threadIdx.x;
     counted[bin] = total;
     __syncthreads();
     for (int step = 1; step < UNIO_BINS; step *= 2) {
@@ -28,6 +33,61 @@ UNIO_DEVICE void unio_scan(const int* rows, int* counted) {
         counted[bin] += below;
         __syncthreads();
     }
+}
+
+// counted[b] = how many lie in bins 0 to b, over the rows of all warps.
+UNIO_DEVICE void unio_scan(const int* rows, int* counted) { unio_prefix(unio_total(rows), counted); }
+
+// Rows that a part of a union has room for: the most blocks of its launch. The first row tells how many there are.
+#define UNIO_ROWS 264
+
+// The thread's column, from `column` on, summed over the rows of all parts.
+UNIO_DEVICE int unio_column(const int* rows, int width, int column, int parts) {
+    int total = 0;
+    for (int part = 0; part < parts; ++part) {
+        const int* first = rows + size_t(part) * UNIO_ROWS * width;
+        for (int row = 0; row < first[1]; ++row) {
+            total += first[size_t(row) * width + column + threadIdx.x];
+        }
+    }
+    return total;
+}
+
+// The same over the second table, whose rows the first one counts.
+UNIO_DEVICE int unio_refined(const int* rows, int width, const int* refined, int refined_width, int column, int parts) {
+    int total = 0;
+    for (int part = 0; part < parts; ++part) {
+        const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
+        const int* first = refined + size_t(part) * UNIO_ROWS * refined_width;
+        for (int row = 0; row < active; ++row) {
+            total += first[size_t(row) * refined_width + column + threadIdx.x];
+        }
+    }
+    return total;
+}
+
+// The thread's share of a sum over all rows, in a fixed order.
+UNIO_DEVICE double unio_sum_rows(const int* rows, int width, const double* sums, int sum_width, int place, int parts) {
+    double total = 0.0;
+    for (int part = 0; part < parts; ++part) {
+        const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
+        for (int row = threadIdx.x; row < active; row += UNIO_BINS) {
+            total += sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place];
+        }
+    }
+    return total;
+}
+
+// The same for a maximum.
+UNIO_DEVICE double unio_max_rows(const int* rows, int width, const double* sums, int sum_width, int place, int parts) {
+    double top = -double(unio_inf());
+    for (int part = 0; part < parts; ++part) {
+        const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
+        for (int row = threadIdx.x; row < active; row += UNIO_BINS) {
+            top = unio_max(top, sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place]);
+        }
+    }
+    return top;
 }
 
 // found = bin that holds the rank, how many lie below it, how many lie in it.
