@@ -29,14 +29,8 @@ pub fn twin_devices() -> Result<[Device; 2], DeviceError> {
     match std::env::var(DEVICE_VARIABLE).as_deref() {
         Ok("cuda") => Ok([Device::open(Target::Cuda)?, Device::open(Target::Cuda)?]),
         _ => {
-            let reversed = EmulatorOptions {
-                order: ThreadOrder::Reversed,
-                ..EmulatorOptions::default()
-            };
-            Ok([
-                Device::emulator(EmulatorOptions::default())?,
-                Device::emulator(reversed)?,
-            ])
+            let reversed = EmulatorOptions { order: ThreadOrder::Reversed, ..EmulatorOptions::default() };
+            Ok([Device::emulator(EmulatorOptions::default())?, Device::emulator(reversed)?])
         }
     }
 }
@@ -69,11 +63,7 @@ pub fn compile_run(name: &str, sizes: &[(&str, usize)]) -> Compiled {
     let common = fixture_text("run/common.toml");
     let used = with_sizes(&fixture_text(&format!("run/{name}.toml")), sizes);
     let common = only_used(&common, &used);
-    let texts = [
-        ("specs/t/unio.toml", MANIFEST),
-        ("specs/t/common.toml", &common),
-        ("specs/t/model.toml", &used),
-    ];
+    let texts = [("specs/t/unio.toml", MANIFEST), ("specs/t/common.toml", &common), ("specs/t/model.toml", &used)];
     unio_codegen::compile_texts(&texts).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -90,15 +80,10 @@ pub fn compile_set(name: &str) -> Compiled {
 
 /// Entries of the shared fixture that a model names; a block that no stage uses would be an error.
 fn only_used(common: &str, used: &str) -> String {
-    let entries = common
-        .split("\n\n")
-        .filter(|entry| match entry.trim_start().strip_prefix("[block.") {
-            Some(rest) => rest
-                .split(']')
-                .next()
-                .is_some_and(|name| used.contains(&format!("\"{name}\""))),
-            None => true,
-        });
+    let entries = common.split("\n\n").filter(|entry| match entry.trim_start().strip_prefix("[block.") {
+        Some(rest) => rest.split(']').next().is_some_and(|name| used.contains(&format!("\"{name}\""))),
+        None => true,
+    });
     entries.collect::<Vec<_>>().join("\n\n")
 }
 
@@ -109,10 +94,9 @@ fn with_sizes(text: &str, sizes: &[(&str, usize)]) -> String {
         }
         let parts = line.split_inclusive([',', '{', '}']).map(|part| {
             match sizes.iter().find(|(n, _)| part.trim().starts_with(&format!("{n} ="))) {
-                Some((name, size)) => format!(
-                    " {name} = {size}{}",
-                    part.chars().last().filter(|c| ",}".contains(*c)).unwrap_or(' ')
-                ),
+                Some((name, size)) => {
+                    format!(" {name} = {size}{}", part.chars().last().filter(|c| ",}".contains(*c)).unwrap_or(' '))
+                }
                 None => part.to_owned(),
             }
         });

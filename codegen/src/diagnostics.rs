@@ -82,7 +82,7 @@ macro_rules! codes {
 codes! {
     // Reading: files, TOML, keys.
     SetUnreadable   "U0101" "the spec set cannot be read" => "a spec set is a folder with a `unio.toml` and readable `*.toml` files"
-    TomlSyntax      "U0102" "the file is not valid TOML" => "mend the syntax at the caret"
+    TomlSyntax      "U0102" "the file is not valid TOML" => "mend it at the caret: texts stand in quotes, a key stands once in its table"
     KeyUnknown      "U0103" "the entry has a key that its kind does not know" => "correct the spelling, or remove it; the editor's schema is spec.schema.json"
     KindUnknown     "U0104" "no such kind of entry" => "the kinds are const, slot, state, smoothing, producer, block, update, external, group and model"
     VersionUnknown  "U0105" "this version of the spec language is not known" => "write `version = 1` in unio.toml"
@@ -133,7 +133,6 @@ codes! {
     NoAdjoint       "U0501" "this has no adjoint" => "wrap it in stop(...) if its gradient is meant to be zero, or write it with sum, softmax and select"
     GatherAdjoint   "U0502" "a gather from a value that needs a gradient" => "gather from a table, or use plain indices"
     // Limits.
-    SharedTooLarge  "U0601" "the block does not fit into shared memory" => "make the sizes smaller"
     IndexTooLarge   "U0602" "an index would not fit into 32 bits" => "make it smaller: no buffer has 2^31 elements"
     ThreadsIllegal  "U0603" "no block has that many threads" => "write a multiple of 32, from 32 to 1024, or leave it out"
     // Output.

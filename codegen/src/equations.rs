@@ -49,52 +49,36 @@ pub enum Reader {
 pub fn equations(model: &Model) -> Result<Equations, Diagnostics> {
     let mut report = Report::default();
     let forward: Vec<Program> = match &model.network {
-        Some(network) => network
-            .stages
-            .iter()
-            .map(|s| stage_program(model, s, &mut report))
-            .collect(),
+        Some(network) => network.stages.iter().map(|s| stage_program(model, s, &mut report)).collect(),
         None => Vec::new(),
     };
-    let updates = model
-        .updates
-        .iter()
-        .map(|u| update_program(model, u, &mut report))
-        .collect();
-    let producers = model
-        .producers
-        .iter()
-        .map(|p| producer_program(model, p, &mut report))
-        .collect();
-    let smoothings = model
-        .smoothings
-        .iter()
-        .map(|s| (s.name.clone(), smoothing_program(model, s, &mut report)))
-        .collect();
+    let updates = model.updates.iter().map(|u| update_program(model, u, &mut report)).collect();
+    let producers = model.producers.iter().map(|p| producer_program(model, p, &mut report)).collect();
+    let smoothings =
+        model.smoothings.iter().map(|s| (s.name.clone(), smoothing_program(model, s, &mut report))).collect();
     if !report.is_empty() {
-        return report.finish(
-            Equations {
-                stages: Vec::new(),
-                updates,
-                producers,
-                smoothings,
-            },
-            &model.files,
-        );
+        return report.finish(Equations { stages: Vec::new(), updates, producers, smoothings }, &model.files);
     }
     let stages = match &model.network {
         Some(network) => adjoints(network, forward, &mut report),
         None => Vec::new(),
     };
-    report.finish(
-        Equations {
-            stages,
-            updates,
-            producers,
-            smoothings,
-        },
-        &model.files,
-    )
+    check_elements(&stages, &mut report);
+    report.finish(Equations { stages, updates, producers, smoothings }, &model.files)
+}
+
+/// Every element of what the equations make must have an index.
+fn check_elements(stages: &[StageEquations], report: &mut Report) {
+    let adjoints = stages.iter().filter_map(|s| s.adjoint.as_ref()).map(|a| &a.program);
+    let programs = stages.iter().map(|s| &s.forward).chain(adjoints);
+    for tensor in programs.flat_map(|p| &p.tensors) {
+        let len = tensor.shape.iter().try_fold(1usize, |len, extent| len.checked_mul(*extent));
+        if len.is_none_or(|len| len > i32::MAX as usize) {
+            let extents: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+            let label = format!("`{}` has {} elements", tensor.name, extents.join(" × "));
+            report.push(Code::IndexTooLarge, &tensor.loc, label);
+        }
+    }
 }
 
 fn stage_program(model: &Model, stage: &Stage, report: &mut Report) -> Program {
@@ -125,7 +109,7 @@ fn update_program(model: &Model, update: &crate::model::Update, report: &mut Rep
         scan: None,
         carry: Vec::new(),
         element: match &update.over {
-            Over::Group => Some(("e".into(), 0)),
+            Over::Group | Over::Buffer { .. } => Some(("e".into(), 0)),
             Over::Size { index, extent } => Some((index.clone(), *extent)),
             Over::Scalar => None,
         },
@@ -169,11 +153,25 @@ fn producer_program(model: &Model, producer: &crate::model::Producer, report: &m
     let mut declared = Vec::new();
     for (name, _, shape) in &producer.read {
         let loc = producer.loc.clone();
-        declared.push(crate::math::Declared { name: name.clone(), role: Role::Table, elem: Elem::Real, shape: shape.clone(), sliced: false, loc });
+        declared.push(crate::math::Declared {
+            name: name.clone(),
+            role: Role::Table,
+            elem: Elem::Real,
+            shape: shape.clone(),
+            sliced: false,
+            loc,
+        });
     }
     for signal in &producer.signals {
         let (name, loc) = (signal.target.clone(), signal.expr.loc.clone());
-        declared.push(crate::math::Declared { name, role: Role::Output, elem: Elem::Real, shape: Vec::new(), sliced: false, loc });
+        declared.push(crate::math::Declared {
+            name,
+            role: Role::Output,
+            elem: Elem::Real,
+            shape: Vec::new(),
+            sliced: false,
+            loc,
+        });
     }
     let statements: Vec<Statement> = producer.signals.iter().map(|s| signal_statement(&s.target, &s.expr)).collect();
     let program = elaborate(&declared, &statements, &scope, report);
@@ -183,8 +181,8 @@ fn producer_program(model: &Model, producer: &crate::model::Producer, report: &m
             report.push_note(
                 Code::TypeMismatch,
                 loc,
-                "a quantile is taken of magnitudes",
-                "write quantile(q, abs(...))",
+                "what is measured may be negative, and a quantile orders magnitudes",
+                "measure abs(...) of it",
             );
         }
     }
@@ -202,19 +200,8 @@ fn is_not_negative(value: &crate::math::Expr) -> bool {
 }
 
 fn signal_statement(name: &str, expr: &Expr) -> Statement {
-    let name = Name {
-        text: name.to_owned(),
-        loc: expr.loc.clone(),
-    };
-    Statement {
-        target: Target {
-            next: false,
-            name,
-            indices: Vec::new(),
-        },
-        value: expr.clone(),
-        when: None,
-    }
+    let name = Name { text: name.to_owned(), loc: expr.loc.clone() };
+    Statement { target: Target { next: false, name, indices: Vec::new() }, value: expr.clone(), when: None }
 }
 
 /// Finds a slot or a state by name.
@@ -226,21 +213,16 @@ fn scalar(
     member: Option<&Name>,
     report: &mut Report,
 ) -> Option<ScalarRead> {
-    let read = |int| {
-        Some(ScalarRead {
-            when,
-            name: name.text.clone(),
-            member: member.map(|m| m.text.clone()),
-            int,
-        })
-    };
+    let read = |int| Some(ScalarRead { when, name: name.text.clone(), member: member.map(|m| m.text.clone()), int });
     if let Some(slot) = model.slots.iter().find(|s| s.name == name.text && !s.reserved) {
         match member {
             Some(m) if !slot.members.contains(&m.text) => {
-                report.push(
+                report.push_unknown(
                     Code::NameUnknown,
                     &m.loc,
-                    format!("`{}` has no member `{}`", slot.name, m.text),
+                    format!("`{}` has no member `{}`, only: {}", slot.name, m.text, slot.members.join(", ")),
+                    &m.text,
+                    slot.members.iter().map(String::as_str),
                 );
                 return None;
             }
@@ -254,11 +236,17 @@ fn scalar(
             }
             _ => {}
         }
+        if slot.observed_only && when != When::Observed {
+            let cure = format!("write `observed.{}`", slot.name);
+            report.push_note(Code::NameUnknown, &name.loc, format!("`{}` is an observation without a slot", slot.name), cure);
+            return None;
+        }
         if when == When::Observed && slot.producer.is_none() {
-            report.push(
+            report.push_note(
                 Code::NameUnknown,
                 &name.loc,
                 format!("`{}` has no producer in this set, so nothing is observed", slot.name),
+                format!("read it as `prev.{}`", slot.name),
             );
         }
         return read(false);
@@ -266,18 +254,22 @@ fn scalar(
     match model.states.iter().find(|s| s.name == name.text) {
         Some(state) if when != When::Observed => read(state.elem == Elem::Int),
         Some(_) => {
-            report.push(
+            report.push_note(
                 Code::NameUnknown,
                 &name.loc,
-                format!("`{}` is a state: read it as `prev` or `now`", name.text),
+                format!("`{}` is a state, and only a slot is observed", name.text),
+                format!("read it as `prev.{0}` or `now.{0}`", name.text),
             );
             None
         }
         None => {
-            report.push(
+            let slots = model.slots.iter().filter(|s| !s.reserved).map(|s| s.name.as_str());
+            report.push_unknown(
                 Code::NameUnknown,
                 &name.loc,
                 format!("no slot or state `{}`", name.text),
+                &name.text,
+                slots.chain(model.states.iter().map(|s| s.name.as_str())),
             );
             None
         }
@@ -294,12 +286,7 @@ fn adjoints(network: &Network, forward: Vec<Program>, report: &mut Report) -> Ve
         let flows = !readers.is_empty() && trainable[index];
         let adjoint = flows.then(|| derive(&program, &readers, &wanted, report));
         let wanted = if flows { wanted } else { BTreeSet::new() };
-        done.push(StageEquations {
-            forward: program,
-            adjoint,
-            wanted,
-            readers,
-        });
+        done.push(StageEquations { forward: program, adjoint, wanted, readers });
     }
     done.reverse();
     done
@@ -310,10 +297,7 @@ fn trainable_stages(network: &Network) -> Vec<bool> {
     let mut trainable: Vec<bool> = Vec::new();
     for stage in &network.stages {
         let own = stage.declared.iter().any(|d| d.role == Role::Param);
-        let fed = stage
-            .wires
-            .iter()
-            .any(|w| matches!(&w.from, WireSource::Stage(i, _) if trainable[*i]));
+        let fed = stage.wires.iter().any(|w| matches!(&w.from, WireSource::Stage(i, _) if trainable[*i]));
         trainable.push(own || fed);
     }
     trainable
@@ -321,12 +305,8 @@ fn trainable_stages(network: &Network) -> Vec<bool> {
 
 fn wanted_inputs(network: &Network, stage: usize, trainable: &[bool]) -> BTreeSet<String> {
     let stage = &network.stages[stage];
-    let is_real_input = |name: &str| {
-        stage
-            .declared
-            .iter()
-            .any(|d| d.name == name && d.role == Role::Input && d.elem == Elem::Real)
-    };
+    let is_real_input =
+        |name: &str| stage.declared.iter().any(|d| d.name == name && d.role == Role::Input && d.elem == Elem::Real);
     let flows = |w: &&crate::model::Wire| {
         matches!(&w.from, WireSource::Stage(i, _) if trainable[*i]) && is_real_input(&w.input)
     };
@@ -343,18 +323,12 @@ fn readers(network: &Network, index: usize, done: &[StageEquations], count: usiz
                 && *from == index
                 && equations.wanted.contains(&wire.input)
             {
-                readers
-                    .entry(output.clone())
-                    .or_default()
-                    .push(Reader::Stage(later, wire.input.clone()));
+                readers.entry(output.clone()).or_default().push(Reader::Stage(later, wire.input.clone()));
             }
         }
     }
     if network.objective.0 == index {
-        readers
-            .entry(network.objective.1.clone())
-            .or_default()
-            .push(Reader::Objective);
+        readers.entry(network.objective.1.clone()).or_default().push(Reader::Objective);
     }
     readers
 }
@@ -366,10 +340,8 @@ fn derive(
     report: &mut Report,
 ) -> Adjoint {
     let id = |name: &str, role: Role| forward.tensors.iter().position(|t| t.name == name && t.role == role);
-    let counts: BTreeMap<TensorId, usize> = readers
-        .iter()
-        .filter_map(|(name, list)| Some((id(name, Role::Output)?, list.len())))
-        .collect();
+    let counts: BTreeMap<TensorId, usize> =
+        readers.iter().filter_map(|(name, list)| Some((id(name, Role::Output)?, list.len()))).collect();
     let wanted = wanted.iter().filter_map(|name| id(name, Role::Input)).collect();
     adjoint(forward, &counts, &wanted, report)
 }

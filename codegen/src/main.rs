@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
+use unio_codegen::Code;
 use unio_codegen::build::{Generated, generate, set_dirs};
 use unio_codegen::interface::Artefacts;
 
@@ -82,9 +83,8 @@ fn generate_all(root: &Path, check_only: bool) -> Result<()> {
         println!("{} {path}", if check_only { "orphan" } else { "removed" });
     }
     if check_only && !difference.is_empty() {
-        bail!(
-            "error[U0701]: the generated files are not current: run `cargo run --bin unio -- gen` and commit the result"
-        );
+        let stale = Code::Stale;
+        bail!("error[{}]: {}: {}", stale.id(), stale.title(), stale.cure());
     }
     Ok(())
 }

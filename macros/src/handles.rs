@@ -18,7 +18,7 @@ pub(crate) fn expand(artefacts: &Artefacts) -> TokenStream {
 fn slots(artefacts: &Artefacts) -> TokenStream {
     let total = artefacts.isv_len;
     let constants = artefacts.slots.iter().filter(|s| !s.reserved).map(|slot| {
-        let (name, doc, index, members) = (constant(&slot.name), &slot.doc, slot.index, &slot.members);
+        let (name, doc, index, members) = (beside("TOTAL", &slot.name), &slot.doc, slot.index, &slot.members);
         let text = &slot.name;
         let singles = members.iter().enumerate().map(|(n, member)| {
             let name = constant(&format!("{}_{member}_INDEX", slot.name));
@@ -59,7 +59,7 @@ fn states(artefacts: &Artefacts) -> TokenStream {
 fn buffers(artefacts: &Artefacts) -> TokenStream {
     let buffers = artefacts.program.iter().flat_map(|p| &p.buffers).enumerate();
     let constants = buffers.map(|(index, buffer)| {
-        let (name, text) = (constant(&buffer.name), &buffer.name);
+        let (name, text) = (beside("HEADS", &buffer.name), &buffer.name);
         let doc = format!("`{}`, shape {:?}.", buffer.name, buffer.shape);
         let ty = if buffer.elem == Elem::I32 {
             quote!(i32)
@@ -130,7 +130,13 @@ fn constant(name: &str) -> proc_macro2::Ident {
     format_ident!("{}", name.replace('.', "_").to_ascii_uppercase())
 }
 
-/// `adamw.m` as `AdamwM`.
+/// A constant in a module that has one of its own; no legal name ends in `_`.
+fn beside(own: &str, name: &str) -> proc_macro2::Ident {
+    let name = constant(name);
+    if name == own { format_ident!("{own}_") } else { name }
+}
+
+/// `adamw.m` as `AdamwM`. The one capital word of Rust gets a `_`.
 pub(crate) fn camel(name: &str) -> String {
     let capital = |part: &str| {
         let mut letters = part.chars();
@@ -139,5 +145,6 @@ pub(crate) fn camel(name: &str) -> String {
             .map(|c| c.to_ascii_uppercase().to_string() + letters.as_str())
             .unwrap_or_default()
     };
-    name.split(['_', '.']).map(capital).collect()
+    let name: String = name.split(['_', '.']).map(capital).collect();
+    if name == "Self" { "Self_".to_owned() } else { name }
 }

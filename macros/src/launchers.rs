@@ -74,11 +74,14 @@ fn counted(kernel: &Kernel) -> Option<Ident> {
     })
 }
 
-fn raw(name: &str) -> Ident {
-    syn::parse_str::<Ident>(name).unwrap_or_else(|_| match name {
+/// An identifier for any legal name; words of Rust become raw, and those that cannot be get a `_`.
+pub(crate) fn raw(name: &str) -> Ident {
+    match name {
         "self" | "super" | "crate" | "Self" | "_" => format_ident!("{name}_"),
-        name => Ident::new_raw(name, proc_macro2::Span::call_site()),
-    })
+        // A word since edition 2024, which syn does not count among them.
+        "gen" => Ident::new_raw(name, proc_macro2::Span::call_site()),
+        name => syn::parse_str(name).unwrap_or_else(|_| Ident::new_raw(name, proc_macro2::Span::call_site())),
+    }
 }
 
 fn rust_type(elem: Elem) -> TokenStream {

@@ -8,7 +8,7 @@ mod launchers;
 use std::path::Path;
 
 use proc_macro2::{Span, TokenStream};
-use quote::{format_ident, quote};
+use quote::quote;
 use unio_interface::Artefacts;
 
 /// Expands the crate's spec sets: a module for each, with launchers, slots, states, buffers and resets.
@@ -55,7 +55,7 @@ fn parse<T: serde::de::DeserializeOwned>(name: &str, text: &str) -> Result<T, St
 }
 
 fn module(artefacts: &Artefacts) -> TokenStream {
-    let name = format_ident!("{}", artefacts.set);
+    let name = launchers::raw(&artefacts.set);
     let doc = format!("The spec set `{}`.", artefacts.set);
     let file = format!("/unio/{}.json", artefacts.set);
     let fingerprint = &artefacts.fingerprint;

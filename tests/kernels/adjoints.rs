@@ -49,12 +49,7 @@ fn head_at_odd_sizes() {
 fn check(name: &str, sizes: &[(&str, usize)]) {
     let artefacts = compile_run(name, sizes).artefacts;
     let worst = Checker::new(&artefacts).worst();
-    assert!(
-        worst.1 < TOLERANCE,
-        "{name} {sizes:?}: {} is off by {:e}",
-        worst.0,
-        worst.1
-    );
+    assert!(worst.1 < TOLERANCE, "{name} {sizes:?}: {} is off by {:e}", worst.0, worst.1);
 }
 
 struct Checker<'a> {
@@ -70,9 +65,7 @@ impl<'a> Checker<'a> {
         let program = artefacts.program.as_ref().unwrap();
         for buffer in program.buffers.iter().filter(|b| b.external) {
             let stream = Stream::new(7, &buffer.name);
-            let values: Vec<f64> = (0..buffer.len.unwrap())
-                .map(|n| 1.0 + 0.5 * stream.symmetric(n as u64))
-                .collect();
+            let values: Vec<f64> = (0..buffer.len.unwrap()).map(|n| 1.0 + 0.5 * stream.symmetric(n as u64)).collect();
             session.write_real(&buffer.name, &values).unwrap();
         }
         session.init_params(3).unwrap();
@@ -82,12 +75,7 @@ impl<'a> Checker<'a> {
             *p += 0.1 * Stream::new(5, "params").symmetric(n as u64);
         }
         let objective = objective(artefacts);
-        Self {
-            artefacts,
-            session,
-            params,
-            objective,
-        }
+        Self { artefacts, session, params, objective }
     }
 
     /// The parameter whose gradient is furthest from the difference, and by how much.
@@ -101,10 +89,7 @@ impl<'a> Checker<'a> {
                 let expected = self.difference(at);
                 let error = (derived[at] - expected).abs() / expected.abs().max(1.0);
                 if error.is_nan() || error > worst.1 {
-                    worst = (
-                        format!("{}[{n}]: derived {}, difference {expected}", param.path, derived[at]),
-                        error,
-                    );
+                    worst = (format!("{}[{n}]: derived {}, difference {expected}", param.path, derived[at]), error);
                 }
             }
         }

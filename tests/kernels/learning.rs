@@ -8,7 +8,9 @@ use unio_tests::{compile_run, compile_set, device};
 /// At B = 1 each block's own parameters bring the loss of one fixed sample far down.
 #[test]
 fn every_block_overfits_one_sample() {
-    for (name, objective) in [("cfc", "probe.total"), ("pool", "probe.total"), ("two_step_scan", "probe.total"), ("head", "head.loss")] {
+    for (name, objective) in
+        [("cfc", "probe.total"), ("pool", "probe.total"), ("two_step_scan", "probe.total"), ("head", "head.loss")]
+    {
         let artefacts = compile_run(name, &[("B", 1)]).artefacts;
         let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
         for buffer in artefacts.program.as_ref().unwrap().buffers.iter().filter(|b| b.external) {

@@ -4,3 +4,4 @@ mod adjoints;
 mod determinism;
 mod learning;
 mod producers;
+mod sp4;

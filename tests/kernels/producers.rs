@@ -23,7 +23,8 @@ fn compiled(length: Length) -> Compiled {
         Length::Any => "[*]".into(),
     };
     let spec = fixture_text("producers/statistics.toml").replace("[N]", &shape);
-    unio_codegen::compile_texts(&[("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", &spec)]).unwrap_or_else(|e| panic!("{e}"))
+    unio_codegen::compile_texts(&[("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", &spec)])
+        .unwrap_or_else(|e| panic!("{e}"))
 }
 
 struct Measured {
@@ -46,7 +47,7 @@ impl Measured {
 }
 
 /// Values of a normal distribution, as f32 holds them.
-fn normal(n: usize) -> Vec<f64> {
+pub(crate) fn normal(n: usize) -> Vec<f64> {
     let stream = Stream::new(21, "normal");
     let uniform = |k: u64| 0.5 + 0.5 * stream.symmetric(k);
     let value = |k: usize| {
@@ -57,14 +58,14 @@ fn normal(n: usize) -> Vec<f64> {
 }
 
 /// The smallest value with at least this share of the elements at or below it.
-fn quantile(data: &[f64], share: f64) -> f64 {
+pub(crate) fn quantile(data: &[f64], share: f64) -> f64 {
     let mut sorted: Vec<f64> = data.iter().map(|x| x.abs()).collect();
     sorted.sort_by(f64::total_cmp);
     let rank = (share * sorted.len() as f64).ceil().max(1.0) as usize;
     sorted[rank - 1]
 }
 
-fn close(what: &str, got: f64, expected: f64, tolerance: f64) {
+pub(crate) fn close(what: &str, got: f64, expected: f64, tolerance: f64) {
     let error = (got - expected).abs() / expected.abs().max(1e-30);
     assert!(error <= tolerance, "{what}: {got} instead of {expected}, off by {error:e}");
 }

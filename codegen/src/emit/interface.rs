@@ -24,7 +24,7 @@ pub(super) fn artefacts(
     sources: Vec<Source>,
 ) -> Artefacts {
     let readers = readers(model, equations);
-    let slots: Vec<Slot> = model.slots.iter().map(|s| slot(s, &readers)).collect();
+    let slots: Vec<Slot> = model.slots.iter().filter(|s| !s.observed_only).map(|s| slot(s, &readers)).collect();
     let states: Vec<State> = model.states.iter().map(|s| state(s, &readers)).collect();
     let resets = plan
         .resets
@@ -123,7 +123,7 @@ fn slot(slot: &model::Slot, readers: &BTreeMap<String, Vec<String>>) -> Slot {
         name: slot.name.clone(),
         doc: slot.doc.clone(),
         index: slot.index,
-        scratch: slot.producer.as_ref().map(|_| slot.scratch),
+        scratch: slot.producer.as_ref().filter(|_| slot.listed).map(|_| slot.scratch),
         members: slot.members.clone(),
         producer: slot.producer.as_ref().map(|(producer, _)| producer.clone()),
         smooth: slot.smooth.clone(),

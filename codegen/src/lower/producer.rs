@@ -231,27 +231,29 @@ fn smooth(
         place: format!("{skipped}[0]"),
         value: format!("{skipped}[0] + 1"),
     };
-    let body = law(body, signal, names, &x, namer);
-    ops.push(Op::If {
-        condition: format!("unio_isfinite({x})"),
-        body,
-        otherwise: vec![count],
+    let body = match signal.smoothed {
+        Some((slot, states)) => law(body, (&names[slot], &names[states]), &x, namer),
+        None => Vec::new(),
+    };
+    ops.push(match body.is_empty() {
+        true => Op::If { condition: format!("!unio_isfinite({x})"), body: vec![count], otherwise: Vec::new() },
+        false => Op::If { condition: format!("unio_isfinite({x})"), body, otherwise: vec![count] },
     });
     (ops, x)
 }
 
-fn law(body: &ProducerBody, signal: &SignalPlan, names: &[String], x: &str, namer: Namer) -> Vec<Op> {
+fn law(body: &ProducerBody, (slot, states): (&str, &str), x: &str, namer: Namer) -> Vec<Op> {
     let law = &body.smoothing;
     let mut values = BTreeMap::new();
     let mut pointers = BTreeMap::new();
     for (id, tensor) in law.tensors.iter().enumerate() {
         let place = match body.states.iter().position(|s| *s == tensor.name) {
             Some(n) => Pointer {
-                name: names[signal.states].clone(),
+                name: states.to_owned(),
                 first: n,
             },
             None => Pointer {
-                name: names[signal.slot].clone(),
+                name: slot.to_owned(),
                 first: 0,
             },
         };

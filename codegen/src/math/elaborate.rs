@@ -1,6 +1,6 @@
 //! From equations as written to a [`Program`]: names, extents and types.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::ir::{
     Assign, BinaryFn, Elem, Expr, Node, Program, Reduction, Role, ScalarRead, Scan, Statistic, StatisticKind, Tensor,
@@ -53,6 +53,7 @@ pub fn elaborate(declared: &[Declared], statements: &[Statement], scope: &Scope<
         e.declare(d);
     }
     e.add_carries();
+    e.later = statements.iter().map(|s| s.target.name.text.clone()).collect();
     for s in statements {
         e.statement(s);
     }
@@ -78,6 +79,11 @@ struct Elaborator<'a, 'r> {
     vars: Vec<(String, VarId)>,
     extents: Vec<Option<usize>>,
     out: Vec<Assign>,
+    /// All names that an equation of the list assigns.
+    later: BTreeSet<String>,
+    /// Values whose own equation is at fault, and reads of them: what follows from a fault is not reported again.
+    broken: BTreeSet<TensorId>,
+    broken_reads: usize,
 }
 
 impl<'a, 'r> Elaborator<'a, 'r> {
@@ -94,12 +100,12 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             vars: Vec::new(),
             extents: Vec::new(),
             out: Vec::new(),
+            later: BTreeSet::new(),
+            broken: BTreeSet::new(),
+            broken_reads: 0,
         };
         e.step = scope.scan.as_ref().map(|(_, extent)| e.add_var(STEP, Some(*extent)));
-        e.element = scope
-            .element
-            .as_ref()
-            .map(|(name, extent)| e.add_var(name, Some(*extent)));
+        e.element = scope.element.as_ref().map(|(name, extent)| e.add_var(name, Some(*extent)));
         e
     }
 
@@ -143,15 +149,13 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     }
 
     fn statement(&mut self, s: &Statement) {
-        let key = if s.target.next {
-            format!("next.{}", s.target.name.text)
-        } else {
-            s.target.name.text.clone()
-        };
+        let key = if s.target.next { format!("next.{}", s.target.name.text) } else { s.target.name.text.clone() };
         let declared = self.names.get(&key).copied();
-        if !self.may_assign(s, declared) {
+        if !self.may_assign(s, declared) || !self.is_small(s) {
+            declared.into_iter().for_each(|t| self.give_up(t, &s.target.name.loc));
             return;
         }
+        let before = self.faults();
         self.vars.clear();
         let index = self.target_index(s, declared);
         let elem = declared.map_or(Elem::Real, |t| self.program.tensors[t].elem);
@@ -159,65 +163,74 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         if let Some(when) = &s.when {
             value = self.when(s, when, value, declared);
         }
-        self.resolve_extents(s, &index);
+        self.resolve_extents(s, &index, before);
         let Some(tensor) = declared.or_else(|| self.add_local(s, &index, &value)) else {
             return;
         };
         self.assigned.insert(tensor, s.target.name.loc.clone());
+        if self.faults() > before {
+            self.broken.insert(tensor);
+        }
         let full = self.full_index(tensor, index);
         self.push(tensor, full, value, &s.value.loc);
     }
 
+    /// Findings so far, and reads of what they spoilt.
+    fn faults(&self) -> usize {
+        self.report.len() + self.broken_reads
+    }
+
+    /// A value whose equation cannot be read counts as given, so that nothing is said of it twice.
+    fn give_up(&mut self, tensor: TensorId, loc: &Loc) {
+        self.assigned.entry(tensor).or_insert_with(|| loc.clone());
+        self.broken.insert(tensor);
+    }
+
+    /// Functions such as `square` repeat their argument: nested, they would fill any memory.
+    fn is_small(&mut self, s: &Statement) -> bool {
+        let small = weight(&s.value).max(s.when.as_ref().map_or(0, weight)) <= MOST_PARTS;
+        if !small {
+            self.report.push(Code::EquationTooLarge, &s.value.loc, "written out, this has too many parts");
+        }
+        small
+    }
+
     fn push(&mut self, tensor: TensorId, index: Vec<VarId>, value: Expr, loc: &Loc) {
-        self.out.push(Assign {
-            tensor,
-            index,
-            value,
-            loc: loc.clone(),
-        });
+        self.out.push(Assign { tensor, index, value, loc: loc.clone() });
     }
 
     fn full_index(&self, tensor: TensorId, index: Vec<VarId>) -> Vec<VarId> {
         let step = self.step.filter(|_| self.sliced.get(&tensor).copied().unwrap_or(false));
-        let implicit = self
-            .element
-            .filter(|_| index.is_empty() && self.program.tensors[tensor].shape.len() == 1);
+        let implicit = self.element.filter(|_| index.is_empty() && self.program.tensors[tensor].shape.len() == 1);
         step.into_iter().chain(implicit).chain(index).collect()
     }
 
     fn may_assign(&mut self, s: &Statement, declared: Option<TensorId>) -> bool {
         let name = &s.target.name;
         if s.target.next && declared.is_none() {
-            self.report
-                .push(Code::NameUnknown, &name.loc, format!("no state `{}` here", name.text));
+            let known = self.names.keys().filter_map(|n| n.strip_prefix("next."));
+            let label = format!("no state `{}` here", name.text);
+            self.report.push_unknown(Code::NameUnknown, &name.loc, label, &name.text, known);
             return false;
         }
         let Some(tensor) = declared else {
-            let taken = self.scope.constants.contains_key(&name.text) || self.scope.sizes.contains_key(&name.text);
-            if taken {
-                self.report.push(
-                    Code::AssignedTwice,
-                    &name.loc,
-                    format!("`{}` is a constant or a size", name.text),
-                );
-            }
-            return !taken;
+            let kind = match &name.text {
+                text if self.scope.constants.contains_key(text) => "constant",
+                text if self.scope.sizes.contains_key(text) => "size",
+                _ => return true,
+            };
+            let label = format!("`{}` is a {kind}", name.text);
+            self.report.push_note(Code::AssignedTwice, &name.loc, label, "give the value another name");
+            return false;
         };
         let role = self.program.tensors[tensor].role;
         if !matches!(role, Role::Output | Role::Next { .. } | Role::Local) {
-            self.report.push(
-                Code::WriteForbidden,
-                &name.loc,
-                format!("`{}` is read only here", name.text),
-            );
+            let label = format!("`{}` is {} here", name.text, role_name(role));
+            self.report.push(Code::WriteForbidden, &name.loc, label);
             return false;
         }
         if self.assigned.contains_key(&tensor) {
-            self.report.push(
-                Code::AssignedTwice,
-                &name.loc,
-                format!("`{}` already has a value", name.text),
-            );
+            self.report.push(Code::AssignedTwice, &name.loc, format!("`{}` already has a value", name.text));
             return false;
         }
         true
@@ -230,12 +243,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             && shape.len() != s.target.indices.len()
             && !(implicit && shape.len() == 1)
         {
-            let label = format!(
-                "`{}` has {} dimensions, {} indices are given",
-                s.target.name.text,
-                shape.len(),
-                s.target.indices.len()
-            );
+            let label = rank_label(&s.target.name.text, shape.len(), s.target.indices.len());
             self.report.push(Code::RankMismatch, &s.target.name.loc, label);
         }
         let mut index = Vec::new();
@@ -263,11 +271,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             return self.softmax(s, name, args);
         }
         let value = self.expr(&s.value);
-        if declared {
-            self.convert(value, elem, &s.value.loc)
-        } else {
-            self.settle(value)
-        }
+        if declared { self.convert(value, elem, &s.value.loc) } else { self.settle(value) }
     }
 
     /// A plain integer literal becomes real: locals are integers only where something integer is read.
@@ -282,10 +286,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         let condition = self.boolean(when);
         let old = declared.map(|t| self.program.tensors[t].role);
         let Some(Role::Next { of }) = old else {
-            self.report.push(
+            self.report.push_note(
                 Code::WriteForbidden,
                 &when.loc,
-                format!("`when` goes with `next.{}`", s.target.name.text),
+                format!("`{}` has no old value to keep, so it takes no `when`", s.target.name.text),
+                "only `next.NAME` takes one; elsewhere write select(condition, a, b)",
             );
             return value;
         };
@@ -298,14 +303,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         implicit.into_iter().map(Expr::Var).collect()
     }
 
-    fn resolve_extents(&mut self, s: &Statement, index: &[VarId]) {
+    fn resolve_extents(&mut self, s: &Statement, index: &[VarId], before: usize) {
+        let is_told = self.faults() > before;
         for (name, var) in s.target.indices.iter().zip(index) {
-            if self.extents[*var].is_none() {
-                self.report.push(
-                    Code::IndexUnbound,
-                    &name.loc,
-                    format!("nothing tells how far `{}` runs", name.text),
-                );
+            if self.extents[*var].is_none() && !is_told {
+                self.report.push(Code::IndexUnbound, &name.loc, format!("nothing tells how far `{}` runs", name.text));
             }
         }
         for (var, extent) in self.program.vars.iter_mut().zip(&self.extents) {
@@ -338,11 +340,8 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     /// `softmax(k, e)` for the index k of the left side: shifted by the maximum, which has no derivative of its own.
     fn softmax(&mut self, s: &Statement, name: &Name, args: &[Ast]) -> Expr {
         let (Some(over), Some(body)) = (args.first(), args.get(1)) else {
-            self.report.push(
-                Code::ArityMismatch,
-                &name.loc,
-                "softmax takes an index and an expression",
-            );
+            let label = "an index and an expression are needed";
+            self.report.push_note(Code::ArityMismatch, &name.loc, label, "write softmax(k, e[k])");
             return Expr::Real(0.0);
         };
         let var = match &over.kind {
@@ -350,10 +349,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             _ => None,
         };
         let Some(var) = var.filter(|_| args.len() == 2) else {
-            self.report.push(
+            self.report.push_note(
                 Code::IndexUnbound,
                 &over.loc,
-                "softmax runs over an index of the left side",
+                "this is no index of the left side",
+                "softmax runs over one of them, as in `p[k] = softmax(k, e[k])`",
             );
             return Expr::Real(0.0);
         };
@@ -362,10 +362,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         let fresh = self.add_var(&self.program.vars[var].name.clone(), self.extents[var]);
         let over_fresh = |e: &Expr| Box::new(e.substitute(&[var], &[fresh]));
         self.extents[fresh] = self.extents[var];
-        let top = Expr::Unary(
-            UnaryFn::Stop,
-            Box::new(Expr::Reduce(Reduction::Max, vec![fresh], over_fresh(&body))),
-        );
+        let top = Expr::Unary(UnaryFn::Stop, Box::new(Expr::Reduce(Reduction::Max, vec![fresh], over_fresh(&body))));
         let weight = Expr::Unary(UnaryFn::Exp, Box::new(Expr::sub(body, top)));
         let total = Expr::Reduce(Reduction::Sum, vec![fresh], over_fresh(&weight));
         Expr::div(weight, total)
@@ -408,43 +405,69 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         if let Some(value) = self.scope.constants.get(name) {
             return Expr::Real(*value);
         }
-        self.report.push(
-            Code::NameUnknown,
-            loc,
-            format!("`{name}` is no tensor, index, size or constant"),
-        );
+        self.unknown(name, loc);
         Expr::Real(0.0)
+    }
+
+    fn unknown(&mut self, name: &str, loc: &Loc) {
+        if self.later.contains(name) {
+            let note = "move its equation up: an equation reads what stands above it";
+            let label = format!("`{name}` has no value yet");
+            return self.report.push_note(Code::NameUnknown, loc, label, note);
+        }
+        let vars = self.vars.iter().map(|(n, _)| n.as_str());
+        let sizes = self.scope.sizes.keys().chain(self.scope.constants.keys()).map(String::as_str);
+        let known = self.names.keys().map(String::as_str).chain(vars).chain(sizes);
+        let label = format!("`{name}` is no tensor, index, size or constant");
+        self.report.push_unknown(Code::NameUnknown, loc, label, name, known);
     }
 
     fn whole(&mut self, tensor: TensorId, name: &str, loc: &Loc) -> Expr {
         let rank = self.own_shape(tensor).len();
         let implicit = self.element.is_some() && rank == 1;
         if rank > 0 && !implicit {
-            self.report.push(
+            self.report.push_note(
                 Code::RankMismatch,
                 loc,
-                format!("`{name}` has {rank} dimensions: write `{name}[...]`"),
+                rank_label(name, rank, 0),
+                format!("name the element, as in `{name}[{}]`", ["i", "j", "k", "l"][..rank.min(4)].join(",")),
             );
+        }
+        if implicit {
+            self.check_element(tensor, name, loc);
         }
         self.check_assigned(tensor, name, loc);
         let index = self.full_index(tensor, Vec::new());
         Expr::Load(tensor, index.into_iter().map(Expr::Var).collect())
     }
 
+    /// Without an index, an update reads the element that it is at: both must have as many.
+    fn check_element(&mut self, tensor: TensorId, name: &str, loc: &Loc) {
+        let runs = self.element.and_then(|e| self.extents[e]);
+        let extent = self.own_shape(tensor).first().copied();
+        if let (Some(runs), Some(extent)) = (runs, extent)
+            && runs != extent
+            && !self.scope.statistics
+        {
+            let count = |n: usize| if n == 0 { "any number".to_owned() } else { n.to_string() };
+            let label = format!("`{name}` has {} elements, this runs over {}", count(extent), count(runs));
+            let note = format!("name the element that is meant, as in `{name}[0]`");
+            self.report.push_note(Code::ExtentConflict, loc, label, note);
+        }
+    }
+
     fn check_assigned(&mut self, tensor: TensorId, name: &str, loc: &Loc) {
+        self.broken_reads += usize::from(self.broken.contains(&tensor));
         if !self.assigned.contains_key(&tensor) {
-            self.report.push(
-                Code::NameUnknown,
-                loc,
-                format!("`{name}` has no value yet: an equation reads what stands above it"),
-            );
+            let note = "move its equation up: an equation reads what stands above it";
+            let label = format!("`{name}` has no value yet");
+            self.report.push_note(Code::NameUnknown, loc, label, note);
         }
     }
 
     fn load(&mut self, name: &Name, args: &[Ast]) -> Expr {
         let Some(&tensor) = self.names.get(&name.text) else {
-            self.report
-                .push(Code::NameUnknown, &name.loc, format!("no tensor `{}`", name.text));
+            self.unknown(&name.text, &name.loc);
             return Expr::Real(0.0);
         };
         self.check_assigned(tensor, &name.text, &name.loc);
@@ -455,12 +478,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             shape.remove(0);
         }
         if shape.len() != args.len() {
-            let label = format!(
-                "`{}` has {} dimensions, {} indices are given",
-                name.text,
-                shape.len(),
-                args.len()
-            );
+            let label = rank_label(&name.text, shape.len(), args.len());
             self.report.push(Code::RankMismatch, &name.loc, label);
             return Expr::Real(0.0);
         }
@@ -481,7 +499,8 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         }
         let index = self.expr(arg);
         if self.program.elem(&index) != Elem::Int {
-            self.report.push(Code::TypeMismatch, &arg.loc, "an index is an integer");
+            let label = format!("an index is an integer, this is {}", type_name(self.program.elem(&index)));
+            self.report.push(Code::TypeMismatch, &arg.loc, label);
         }
         index
     }
@@ -492,7 +511,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             None => self.extents[var] = Some(extent),
             Some(known) if known == extent => {}
             Some(known) => {
-                let label = format!("`{name}` runs to {extent} here and to {known} before");
+                let label = format!("`{name}` has {extent} values here, {known} before");
                 self.report.push(Code::ExtentConflict, loc, label);
             }
         }
@@ -516,11 +535,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     fn binary(&mut self, op: BinaryOp, a: &Ast, b: &Ast) -> Expr {
         let f = match op {
             BinaryOp::And | BinaryOp::Or => {
-                let f = if op == BinaryOp::And {
-                    BinaryFn::And
-                } else {
-                    BinaryFn::Or
-                };
+                let f = if op == BinaryOp::And { BinaryFn::And } else { BinaryFn::Or };
                 let (a, b) = (self.boolean(a), self.boolean(b));
                 return Expr::Binary(f, Box::new(a), Box::new(b));
             }
@@ -544,6 +559,8 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     fn join(&mut self, x: Expr, y: Expr, a: &Ast, b: &Ast) -> (Expr, Expr) {
         match (self.program.elem(&x), self.program.elem(&y)) {
             (Elem::Int, Elem::Int) => (x, y),
+            // One finding is enough where both sides are wrong.
+            (Elem::Bool, Elem::Bool) => (self.convert(x, Elem::Real, &a.loc), y),
             _ => (self.convert(x, Elem::Real, &a.loc), self.convert(y, Elem::Real, &b.loc)),
         }
     }
@@ -561,7 +578,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
                     loc,
                     format!("{} stands where {} is needed", type_name(from), type_name(to)),
                 );
-                value
+                placeholder(to)
             }
         }
     }
@@ -594,6 +611,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
                 let condition = self.boolean(condition);
                 let (x, y) = (self.expr(a), self.expr(b));
                 let (x, y) = if self.program.elem(&x) == Elem::Bool {
+                    let y = self.convert(y, Elem::Bool, &b.loc);
                     (x, y)
                 } else {
                     self.join(x, y, a, b)
@@ -601,11 +619,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
                 Expr::select(condition, x, y)
             }
             ("min" | "max", [a, b]) => {
-                let f = if name.text == "min" {
-                    BinaryFn::Min
-                } else {
-                    BinaryFn::Max
-                };
+                let f = if name.text == "min" { BinaryFn::Min } else { BinaryFn::Max };
                 let (x, y) = (self.expr(a), self.expr(b));
                 let (x, y) = self.join(x, y, a, b);
                 Expr::Binary(f, Box::new(x), Box::new(y))
@@ -632,8 +646,8 @@ impl<'a, 'r> Elaborator<'a, 'r> {
                 self.report.push_note(
                     Code::FunctionUnknown,
                     &name.loc,
-                    "softmax stands alone on the right side",
-                    "give it an equation of its own",
+                    "inside an expression there is no softmax",
+                    "give it an equation of its own: it stands alone on the right side",
                 );
                 Expr::Real(0.0)
             }
@@ -643,16 +657,9 @@ impl<'a, 'r> Elaborator<'a, 'r> {
 
     fn statistic_kind(&mut self, name: &Name, args: &[Ast]) -> Option<StatisticKind> {
         Some(match (name.text.as_str(), args) {
-            (
-                "quantile",
-                [
-                    Ast {
-                        kind: ExprKind::Float(q),
-                        ..
-                    },
-                    _,
-                ],
-            ) if (0.0..=1.0).contains(q) => StatisticKind::Quantile(*q),
+            ("quantile", [Ast { kind: ExprKind::Float(q), .. }, _]) if (0.0..=1.0).contains(q) => {
+                StatisticKind::Quantile(*q)
+            }
             ("p99", [_]) => StatisticKind::Quantile(0.99),
             ("sum", [_]) => StatisticKind::Sum,
             ("mean", [_]) => StatisticKind::Mean,
@@ -666,38 +673,20 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     /// A statistic of each element's value; equal statistics are measured once.
     fn statistic(&mut self, kind: StatisticKind, arg: Option<&Ast>, loc: &Loc) -> Expr {
         let outer = self.element;
-        let element = self
-            .program
-            .vars
-            .iter()
-            .position(|v| v.name == ELEMENT)
-            .unwrap_or_else(|| self.add_var(ELEMENT, Some(0)));
+        let element =
+            self.program.vars.iter().position(|v| v.name == ELEMENT).unwrap_or_else(|| self.add_var(ELEMENT, Some(0)));
         self.element = Some(element);
         let value = arg.map_or(Expr::Real(0.0), |arg| self.real(arg));
         self.element = outer;
-        let known = self
-            .program
-            .statistics
-            .iter()
-            .find(|s| s.kind == kind && s.value == value);
+        let known = self.program.statistics.iter().find(|s| s.kind == kind && s.value == value);
         let tensor = match known {
             Some(known) => known.tensor,
             None => {
                 let name = format!("stat_{}", self.program.statistics.len());
-                let tensor = Tensor {
-                    name,
-                    role: Role::Statistic,
-                    elem: Elem::Real,
-                    shape: Vec::new(),
-                    loc: loc.clone(),
-                };
+                let tensor =
+                    Tensor { name, role: Role::Statistic, elem: Elem::Real, shape: Vec::new(), loc: loc.clone() };
                 let tensor = self.program.add_tensor(tensor);
-                self.program.statistics.push(Statistic {
-                    kind,
-                    value,
-                    element,
-                    tensor,
-                });
+                self.program.statistics.push(Statistic { kind, value, element, tensor });
                 tensor
             }
         };
@@ -705,33 +694,39 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     }
 
     fn unknown_call(&mut self, name: &Name, args: &[Ast], loc: &Loc) -> Expr {
-        let known = unary_fn(&name.text).is_some()
-            || [
-                "select", "min", "max", "real", "square", "relu", "silu", "elu", "sum", "mean",
-            ]
-            .contains(&name.text.as_str());
-        match known {
-            true => self.report.push(
-                Code::ArityMismatch,
-                loc,
-                format!("`{}` with {} arguments", name.text, args.len()),
-            ),
-            false => self
-                .report
-                .push(Code::FunctionUnknown, &name.loc, format!("no function `{}`", name.text)),
+        let is_statistic = self.scope.statistics && STATISTICS.contains(&name.text.as_str());
+        match FUNCTIONS.contains(&name.text.as_str()) || is_statistic {
+            true => {
+                let label = match args.len() {
+                    1 => format!("`{}` with 1 argument", name.text),
+                    count => format!("`{}` with {count} arguments", name.text),
+                };
+                let note = format!("write {}", usage(&name.text, self.scope.statistics));
+                self.report.push_note(Code::ArityMismatch, loc, label, note);
+            }
+            false => self.unknown_function(name),
         }
         Expr::Real(0.0)
     }
 
+    fn unknown_function(&mut self, name: &Name) {
+        let label = format!("no function `{}`", name.text);
+        let is_statistic = STATISTICS.contains(&name.text.as_str());
+        match is_statistic && !self.scope.statistics {
+            true => self.report.push_note(
+                Code::FunctionUnknown,
+                &name.loc,
+                format!("`{}` measures whole buffers, which only a producer does", name.text),
+                "read the producer's slot here",
+            ),
+            false => {
+                self.report.push_unknown(Code::FunctionUnknown, &name.loc, label, &name.text, FUNCTIONS.iter().copied())
+            }
+        }
+    }
+
     fn is_reduction(&self, name: &Name, args: &[Ast]) -> bool {
-        let [
-            Ast {
-                kind: ExprKind::Name(index),
-                ..
-            },
-            _,
-        ] = args
-        else {
+        let [Ast { kind: ExprKind::Name(index), .. }, _] = args else {
             return false;
         };
         let fresh = !self.names.contains_key(index)
@@ -745,16 +740,15 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         let ExprKind::Name(index) = &args[0].kind else {
             return Expr::Real(0.0);
         };
+        let before = self.faults();
         let var = self.add_var(index, None);
         self.vars.push((index.clone(), var));
         let body = self.real(&args[1]);
         self.vars.pop();
         let Some(extent) = self.extents[var] else {
-            self.report.push(
-                Code::ExtentUnknown,
-                &args[0].loc,
-                format!("nothing tells how far `{index}` runs"),
-            );
+            if self.faults() == before {
+                self.report.push(Code::ExtentUnknown, &args[0].loc, format!("nothing tells how far `{index}` runs"));
+            }
             return Expr::Real(0.0);
         };
         self.program.vars[var].extent = extent;
@@ -772,11 +766,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             if matches!(tensor.role, Role::Output | Role::Next { .. }) && !self.assigned.contains_key(&id) {
                 let next = if tensor.role == Role::Output { "" } else { "next." };
                 let loc = declared.get(id).map_or(&tensor.loc, |d| &d.loc);
-                self.report.push(
-                    Code::NotAssigned,
-                    loc,
-                    format!("no equation gives `{next}{}`", tensor.name),
-                );
+                self.report.push(Code::NotAssigned, loc, format!("no equation gives `{next}{}`", tensor.name));
             }
         }
     }
@@ -784,11 +774,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     fn finish(mut self) -> Program {
         let out = std::mem::take(&mut self.out);
         self.program.body = match self.step {
-            Some(var) => vec![Node::Scan(Scan {
-                var,
-                reversed: false,
-                body: out,
-            })],
+            Some(var) => vec![Node::Scan(Scan { var, reversed: false, body: out })],
             None => out.into_iter().map(Node::Assign).collect(),
         };
         self.program
@@ -800,13 +786,88 @@ fn folded(f: BinaryFn, x: &Expr, y: &Expr) -> Option<Expr> {
     let (Expr::Real(x), Expr::Real(y)) = (x, y) else {
         return None;
     };
-    Some(Expr::Real(match f {
+    let value = match f {
         BinaryFn::Add => x + y,
         BinaryFn::Sub => x - y,
         BinaryFn::Mul => x * y,
         BinaryFn::Div => x / y,
         _ => return None,
-    }))
+    };
+    // No literal holds what is not finite; the device computes it as written.
+    value.is_finite().then_some(Expr::Real(value))
+}
+
+/// Functions of all equations.
+const FUNCTIONS: &[&str] = &[
+    "abs", "cos", "elu", "exp", "floor", "isfinite", "log", "log1p", "max", "mean", "min", "real", "relu", "select",
+    "sigmoid", "silu", "sin", "softmax", "softplus", "sqrt", "square", "stop", "sum", "tanh",
+];
+/// Functions of producers' signals alone.
+const STATISTICS: &[&str] = &["norm", "p99", "quantile", "rms"];
+
+/// How a function is written.
+fn usage(name: &str, statistics: bool) -> String {
+    match name {
+        "quantile" => "quantile(q, x) with a q of 0.0 to 1.0".to_owned(),
+        "sum" | "mean" if statistics => format!("{name}(x), or {name}(k, x[k]) over an index"),
+        "sum" | "mean" => format!("{name}(k, x[k]), with the index first"),
+        "softmax" => "softmax(k, e[k])".to_owned(),
+        "min" | "max" => format!("{name}(a, b), or {name}(k, x[k]) over an index"),
+        "select" => "select(condition, a, b)".to_owned(),
+        name => format!("{name}(x)"),
+    }
+}
+
+/// Most parts of an equation once functions that repeat their argument are written out.
+const MOST_PARTS: usize = 4096;
+
+/// Parts of an expression, written out.
+fn weight(ast: &Ast) -> usize {
+    let sum = |args: &[Ast]| args.iter().map(weight).fold(1, usize::saturating_add);
+    match &ast.kind {
+        ExprKind::Call(name, args) => {
+            let times = match name.text.as_str() {
+                "square" | "relu" | "silu" => 2,
+                "elu" => 4,
+                "softmax" => 6,
+                _ => 1,
+            };
+            sum(args).saturating_mul(times)
+        }
+        ExprKind::Index(_, args) => sum(args),
+        ExprKind::Unary(_, a) => weight(a).saturating_add(1),
+        ExprKind::Binary(_, a, b) => weight(a).saturating_add(weight(b)).saturating_add(1),
+        _ => 1,
+    }
+}
+
+/// A value of the type that was needed.
+fn placeholder(elem: Elem) -> Expr {
+    match elem {
+        Elem::Real => Expr::Real(0.0),
+        Elem::Int => Expr::Int(0),
+        Elem::Bool => Expr::Unary(UnaryFn::IsFinite, Box::new(Expr::Real(0.0))),
+    }
+}
+
+fn rank_label(name: &str, rank: usize, given: usize) -> String {
+    let plural = |n: usize| if n == 1 { "" } else { "s" };
+    let given = match given {
+        0 => "no index is given".to_owned(),
+        1 => "1 index is given".to_owned(),
+        n => format!("{n} indices are given"),
+    };
+    format!("`{name}` has {rank} dimension{}, {given}", plural(rank))
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Input | Role::Carry { .. } => "an input",
+        Role::Table => "a table",
+        Role::Param => "a parameter",
+        Role::State => "the old value of a state",
+        _ => "read only",
+    }
 }
 
 /// `x > 0 ? x : exp(min(x, 0)) - 1`; the minimum keeps the side not taken finite.

@@ -7,6 +7,7 @@ mod adjoint;
 mod elaborate;
 mod ir;
 mod normal;
+mod print;
 
 pub use adjoint::{Adjoint, adjoint};
 pub use elaborate::{Declared, Scope, elaborate};

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::types::{Model, Over};
-use crate::diagnostics::{Code, Report};
+use super::types::{Model, Over, Producer};
+use crate::diagnostics::{Code, Loc, Report};
 use crate::names;
 use crate::spec::equation::{Expr, ExprKind, Statement, When};
 
@@ -11,6 +11,7 @@ use crate::spec::equation::{Expr, ExprKind, Statement, When};
 pub fn check(model: &Model, report: &mut Report) {
     every_slot_and_state_is_read(model, report);
     symbols_stay_distinct(model, report);
+    kernels_stay_distinct(model, report);
 }
 
 /// A signal nobody reads, and a state nobody reads, is work for nothing or a forgotten wire.
@@ -19,36 +20,32 @@ fn every_slot_and_state_is_read(model: &Model, report: &mut Report) {
     for statements in model.updates.iter().map(|u| &u.statements) {
         statements.iter().for_each(|s| reads(s, &mut read));
     }
-    for signal in model.producers.iter().flat_map(|p| &p.signals) {
-        expr_reads(&signal.expr, &mut read);
+    for producer in &model.producers {
+        for signal in &producer.signals {
+            expr_reads(&signal.expr, &mut read);
+            signal_reads(producer, &signal.expr, &mut read);
+        }
     }
     for stage in model.network.iter().flat_map(|n| &n.stages) {
         stage.statements.iter().for_each(|s| reads(s, &mut read));
     }
-    for slot in model
-        .slots
-        .iter()
-        .filter(|s| !s.monitoring && !s.reserved && s.producer.is_some())
-    {
+    for slot in model.slots.iter().filter(|s| !s.monitoring && !s.reserved && s.producer.is_some()) {
         if !read.contains(&slot.name) {
             report.push(
                 Code::ReaderMissing,
                 &slot.loc,
-                format!("no equation reads `prev.{0}` or `now.{0}`", slot.name),
+                format!("no equation reads `prev.{0}`, `now.{0}` or `observed.{0}`", slot.name),
             );
         }
     }
     for state in model.states.iter().filter(|s| !s.monitoring) {
-        let own = model
-            .updates
-            .iter()
-            .filter(|u| Some(&u.name) == state.writer.as_ref() && u.over != Over::Group);
+        let own = model.updates.iter().filter(|u| Some(&u.name) == state.writer.as_ref() && u.over != Over::Group);
         let at_home = own.flat_map(|u| &u.statements).any(|s| names_state(s, &state.name));
         if !read.contains(&state.name) && !at_home {
             report.push(
                 Code::ReaderMissing,
                 &state.loc,
-                format!("no equation reads `{}`", state.name),
+                format!("no equation reads `prev.{0}` or `now.{0}`", state.name),
             );
         }
     }
@@ -63,6 +60,15 @@ fn expr_reads(expr: &Expr, read: &mut BTreeSet<String>) {
     expr.visit(&mut |e| {
         if let ExprKind::Read(When::Prev | When::Now | When::Observed, name, _) = &e.kind {
             read.insert(name.text.clone());
+        }
+    });
+}
+
+/// A signal may read those above it in its producer by name.
+fn signal_reads(producer: &Producer, expr: &Expr, read: &mut BTreeSet<String>) {
+    expr.visit(&mut |e| {
+        if let ExprKind::Name(name) = &e.kind {
+            read.extend(producer.signals.iter().find(|s| s.target == *name).map(|s| s.slot.clone()));
         }
     });
 }
@@ -82,13 +88,35 @@ fn symbols_stay_distinct(model: &Model, report: &mut Report) {
         let mut all = vec![slot.name.clone()];
         all.extend(slot.members.iter().map(|m| names::slot_member(&slot.name, m)));
         for symbol in all {
-            if let Some(other) = symbols.insert(names::rust_const(&symbol), slot.name.clone()) {
+            let other = symbols.insert(names::rust_const(&symbol), slot.name.clone());
+            // One name twice is another slip, which is reported as such.
+            if let Some(other) = other.filter(|other| *other != slot.name) {
                 report.push(
                     Code::NameCollides,
                     &slot.loc,
                     format!("`{symbol}` stands for `{other}` and for `{}`", slot.name),
                 );
             }
+        }
+    }
+}
+
+/// Entries give their names to kernels and to files.
+fn kernels_stay_distinct(model: &Model, report: &mut Report) {
+    let mut kernels: Vec<(String, &str, &Loc)> = Vec::new();
+    kernels.extend(model.updates.iter().map(|u| (u.name.clone(), u.name.as_str(), &u.loc)));
+    kernels.extend(model.producers.iter().map(|p| (p.name.clone(), p.name.as_str(), &p.loc)));
+    for stage in model.network.iter().flat_map(|n| &n.stages) {
+        let names = ["", "_forward", "_adjoint"].map(|end| format!("{}{end}", stage.name));
+        kernels.extend(names.map(|symbol| (symbol, stage.name.as_str(), &stage.loc)));
+    }
+    let mut taken = BTreeMap::from([(String::from("reduce_axis0"), "the sum of the gradients")]);
+    for (symbol, name, loc) in kernels {
+        if let Some(other) = taken.insert(symbol.to_ascii_lowercase(), name)
+            && !report.is_told(Code::EntryTwice, loc)
+        {
+            let label = format!("the kernel of `{name}` would be called as that of `{other}`");
+            report.push(Code::NameCollides, loc, label);
         }
     }
 }

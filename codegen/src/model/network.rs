@@ -39,19 +39,9 @@ impl GroupDraft {
 pub fn resolve(spec: &Spec, report: &mut Report) -> Option<Resolved> {
     let entry = spec.models.first()?;
     if let Some(second) = spec.models.get(1) {
-        report.push_note(
-            Code::EntryTwice,
-            &second.loc,
-            "a set has one model",
-            "move it to a set of its own",
-        );
+        report.push_note(Code::EntryTwice, &second.loc, "a set has one model", "move it to a set of its own");
     }
-    let sizes: BTreeMap<String, usize> = entry
-        .keys
-        .size
-        .iter()
-        .map(|(k, v)| (k.get_ref().clone(), *v.get_ref() as usize))
-        .collect();
+    let sizes = sizes(entry, report);
     let mut r = Resolver {
         spec,
         entry,
@@ -60,11 +50,13 @@ pub fn resolve(spec: &Spec, report: &mut Report) -> Option<Resolved> {
         report,
         stages: Vec::new(),
         params: Vec::new(),
+        failed: BTreeSet::new(),
     };
-    let batch = r.size(&entry.keys.batch)?;
+    // What cannot be found is reported; the placeholder lets the rest be checked all the same.
+    let batch = r.size(&entry.keys.batch).unwrap_or(1);
     let externals = r.externals();
     r.stages(&externals, batch);
-    let objective = r.objective()?;
+    let objective = r.objective().unwrap_or_default();
     let heads = r.heads();
     let groups = r.groups();
     r.check_used_blocks();
@@ -83,6 +75,42 @@ pub fn resolve(spec: &Spec, report: &mut Report) -> Option<Resolved> {
     Some(Resolved { network, groups })
 }
 
+/// Sizes by name; one of 0 would leave nothing to compute, and 0 stands for any length.
+fn sizes(entry: &Entry<entries::Model>, report: &mut Report) -> BTreeMap<String, usize> {
+    let mut sizes = BTreeMap::new();
+    for (name, value) in &entry.keys.size {
+        check_name(name.get_ref(), &loc_of(entry.loc.file, name), report);
+        let mut size = *value.get_ref() as usize;
+        let loc = loc_of(entry.loc.file, value);
+        if size == 0 {
+            report.push(Code::SizeIllegal, &loc, format!("`{}` is 0", name.get_ref()));
+            size = 1;
+        }
+        if size > MOST {
+            report.push(Code::IndexTooLarge, &loc, format!("`{}` is 2^31 or more", name.get_ref()));
+            size = 1;
+        }
+        sizes.insert(name.get_ref().clone(), size);
+    }
+    sizes
+}
+
+/// Names reach generated text, so they must be legal there.
+pub fn check_name(name: &str, loc: &Loc, report: &mut Report) {
+    if !names::is_legal(name) {
+        report.push(Code::NameIllegal, loc, format!("`{name}` is not made like that"));
+    }
+}
+
+/// Most elements of a tensor: an index is a 32-bit integer.
+const MOST: usize = i32::MAX as usize;
+
+/// Number of elements, if an index can name them all.
+fn elements(shape: &[usize]) -> Option<usize> {
+    let len = shape.iter().try_fold(1usize, |len, extent| len.checked_mul(*extent));
+    len.filter(|len| *len <= MOST)
+}
+
 /// Shape and type of a named buffer of a model as a whole: outputs have the batch in front.
 pub fn buffer(spec: &Spec, network: &Network, name: &str, report: &mut Report) -> Option<(Vec<usize>, Elem)> {
     if let Some(external) = network.externals.iter().find(|e| e.name == name) {
@@ -95,6 +123,15 @@ pub fn buffer(spec: &Spec, network: &Network, name: &str, report: &mut Report) -
         return Some((shape, elem));
     }
     update_output(spec, owner, output, &network.sizes, report)
+}
+
+/// Names of the buffers that externals and stages give.
+pub fn buffers(network: &Network) -> Vec<String> {
+    let outputs = network.stages.iter().flat_map(|s| {
+        let outputs = s.declared.iter().filter(|d| d.role == Role::Output);
+        outputs.map(|d| names::stage_value(&s.name, &d.name))
+    });
+    network.externals.iter().map(|e| e.name.clone()).chain(outputs).collect()
 }
 
 /// Extents of a declared tensor whose dimensions are sizes of the model.
@@ -110,13 +147,30 @@ pub fn shape_of(
 }
 
 /// Extents of a shape text; 0 for a leading `*`.
-pub fn extents(spec: &Spec, file: usize, shape: &Str, sizes: &BTreeMap<String, usize>, report: &mut Report) -> Vec<usize> {
+pub fn extents(
+    spec: &Spec,
+    file: usize,
+    shape: &Str,
+    sizes: &BTreeMap<String, usize>,
+    report: &mut Report,
+) -> Vec<usize> {
+    let loc = loc_of(file, shape);
     let mut extents = Vec::new();
-    for dim in dims(spec, file, shape, report) {
+    for dim in dims(spec, file, shape, report).unwrap_or_default() {
+        if dim.parse() == Ok(0) {
+            report.push(Code::SizeIllegal, &loc, "an extent of 0 leaves no element");
+        }
         match extent(&dim, sizes) {
             Some(extent) => extents.push(extent),
-            None => report.push(Code::SizeUnknown, &loc_of(file, shape), format!("no size `{dim}`")),
+            None => {
+                let known = sizes.keys().map(String::as_str);
+                report.push_unknown(Code::SizeUnknown, &loc, format!("no size `{dim}`"), &dim, known);
+            }
         }
+    }
+    if elements(&extents).is_none() {
+        report.push(Code::IndexTooLarge, &loc, format!("{} elements", written_product(&extents)));
+        extents.fill(1);
     }
     extents
 }
@@ -128,7 +182,12 @@ pub fn external_groups(spec: &Spec, report: &mut Report) -> Vec<GroupDraft> {
     for entry in &spec.groups {
         for pattern in &entry.keys.tensors {
             let loc = loc_of(entry.loc.file, pattern);
-            report.push_note(Code::GroupEmpty, &loc, "the set has no model whose tensors this could name", "list `buffers`");
+            report.push_note(
+                Code::GroupEmpty,
+                &loc,
+                "the set has no model whose tensors this could name",
+                "list `buffers`",
+            );
         }
         for buffer in &entry.keys.buffers {
             if let Some(other) = owner.insert(buffer.get_ref(), &entry.name) {
@@ -159,7 +218,28 @@ fn check_optimizer(spec: &Spec, entry: &Entry<entries::Group>, report: &mut Repo
     let update = spec.updates.iter().find(|u| u.name == *name);
     if update.is_none_or(|u| u.keys.over.get_ref() != "group") {
         let loc = loc_of(entry.loc.file, &entry.keys.optimizer);
-        report.push(Code::NameUnknown, &loc, format!("no update over a group is named `{name}`"));
+        let known = spec.updates.iter().filter(|u| u.keys.over.get_ref() == "group");
+        let label = format!("no update over a group is named `{name}`");
+        report.push_unknown(Code::NameUnknown, &loc, label, name, known.map(|u| u.name.as_str()));
+    }
+}
+
+fn written_product(extents: &[usize]) -> String {
+    let extents: Vec<String> = extents.iter().map(usize::to_string).collect();
+    extents.join(" × ")
+}
+
+/// Any length is for tables and for what the run fills, whose length the run knows; and it leads.
+fn check_any_length(spec: &Spec, file: usize, tensor: &Tensor, may_lead: bool, report: &mut Report) {
+    let (shape, _) = parts(tensor);
+    let dims = dims(spec, file, shape, report).unwrap_or_default();
+    let wrong = dims.iter().enumerate().any(|(n, dim)| dim == "*" && (n > 0 || !may_lead));
+    if wrong {
+        let label = match may_lead {
+            true => "only the first dimension may have any length",
+            false => "only a table or an external may have any length",
+        };
+        report.push(Code::ShapeSyntax, &loc_of(file, shape), label);
     }
 }
 
@@ -176,10 +256,7 @@ fn update_output(
 }
 
 fn output_shape(stage: &Stage, output: &str) -> Option<(Vec<usize>, Elem)> {
-    let declared = stage
-        .declared
-        .iter()
-        .find(|d| d.name == output && d.role == Role::Output)?;
+    let declared = stage.declared.iter().find(|d| d.name == output && d.role == Role::Output)?;
     let mut shape = declared.shape.clone();
     if let Some((_, steps)) = &stage.scan {
         shape.insert(0, *steps);
@@ -209,16 +286,24 @@ struct Resolver<'a> {
     report: &'a mut Report,
     stages: Vec<Stage>,
     params: Vec<Param>,
+    /// Stages and externals that something is said about already.
+    failed: BTreeSet<String>,
 }
+
+/// Buffers that every set has.
+const OWN_BUFFERS: &[&str] =
+    &["isv", "observed", "smoothing", "skipped", "state", "params", "grads", "gradient_scratch", "objective_seed"];
 
 impl<'a> Resolver<'a> {
     fn size(&mut self, name: &Str) -> Option<usize> {
         let size = self.sizes.get(name.get_ref()).copied();
         if size.is_none() {
-            self.report.push(
+            self.report.push_unknown(
                 Code::SizeUnknown,
                 &loc_of(self.file, name),
                 format!("no size `{}`", name.get_ref()),
+                name.get_ref(),
+                self.sizes.keys().map(String::as_str),
             );
         }
         size
@@ -226,13 +311,19 @@ impl<'a> Resolver<'a> {
 
     fn externals(&mut self) -> Vec<External> {
         let mut externals = Vec::new();
-        for (name, _, tensor) in crate::spec::names(self.file, &self.entry.keys.external) {
+        for (name, loc, tensor) in crate::spec::names(self.file, &self.entry.keys.external) {
+            let before = self.report.len();
+            check_name(name, &loc, self.report);
+            if OWN_BUFFERS.contains(&name) {
+                self.report.push(Code::NameCollides, &loc, format!("`{name}` is a buffer that every set has"));
+            }
+            check_any_length(self.spec, self.file, tensor, true, self.report);
+            check_no_init(self.file, tensor, self.report);
             let (shape, elem) = shape_of(self.spec, self.file, tensor, &self.sizes, self.report);
-            externals.push(External {
-                name: name.to_owned(),
-                shape,
-                elem,
-            });
+            if self.report.len() > before {
+                self.failed.insert(name.to_owned());
+            }
+            externals.push(External { name: name.to_owned(), shape, elem });
         }
         externals
     }
@@ -246,28 +337,53 @@ impl<'a> Resolver<'a> {
             let ready = waiting.iter().position(|(_, _, stage)| self.is_ready(stage));
             if let Some(ready) = ready {
                 let (name, loc, keys) = waiting.remove(ready);
-                let stage = self.stage(name, loc, keys, externals, batch);
-                self.stages.extend(stage);
+                match self.stage(name, loc, keys, externals, batch) {
+                    Some(stage) => self.stages.push(stage),
+                    None => self.failed.extend([name.to_owned()]),
+                }
             }
             if waiting.len() == before {
                 break;
             }
         }
-        for (name, loc, _) in waiting {
-            self.report.push(
-                Code::StageCycle,
-                &loc,
-                format!("`{name}` waits for itself or for a stage that could not be resolved"),
-            );
+        self.report_cycles(&waiting);
+        self.failed.extend(waiting.iter().map(|(name, ..)| (*name).to_owned()));
+    }
+
+    /// Of the stages that are left, those that wait for themselves; what merely waits for these is no slip of its own.
+    fn report_cycles(&mut self, waiting: &[(&str, Loc, &entries::Stage)]) {
+        for (name, loc, keys) in waiting {
+            let mut path: Vec<&str> = Vec::new();
+            let mut next = self.awaited(keys);
+            while let Some(owner) = next.pop().filter(|_| !path.contains(name)) {
+                let found = waiting.iter().find(|(other, ..)| *other == owner);
+                if let Some((other, _, keys)) = found.filter(|(other, ..)| !path.contains(other)) {
+                    path.push(other);
+                    next.extend(self.awaited(keys));
+                }
+            }
+            if path.contains(name) {
+                let label = match path.as_slice() {
+                    [_] => format!("`{name}` reads its own output"),
+                    _ => format!("`{name}` waits for {}", quoted(&self.awaited(keys))),
+                };
+                self.report.push(Code::StageCycle, loc, label);
+            }
         }
     }
 
+    /// Stages that a stage reads from.
+    fn awaited<'k>(&self, stage: &'k entries::Stage) -> Vec<&'k str> {
+        let owners = stage.input.values().filter_map(|s| s.get_ref().split_once('.'));
+        owners
+            .map(|(owner, _)| owner)
+            .filter(|owner| self.entry.keys.stage.keys().any(|k| k.get_ref() == owner))
+            .collect()
+    }
+
     fn is_ready(&self, stage: &entries::Stage) -> bool {
-        stage.input.values().all(|source| {
-            let owner = source.get_ref().split_once('.').map(|(owner, _)| owner);
-            let is_stage = owner.is_some_and(|o| self.entry.keys.stage.keys().any(|k| k.get_ref() == o));
-            !is_stage || self.stages.iter().any(|s| Some(s.name.as_str()) == owner)
-        })
+        let known = |owner: &&str| self.stages.iter().any(|s| s.name == **owner) || self.failed.contains(*owner);
+        self.awaited(stage).iter().all(known)
     }
 
     fn stage(
@@ -279,14 +395,15 @@ impl<'a> Resolver<'a> {
         batch: usize,
     ) -> Option<Stage> {
         let spec = self.spec;
-        if !names::is_legal(name) {
-            self.report.push(Code::NameIllegal, &loc, format!("`{name}`"));
-        }
+        check_name(name, &loc, self.report);
+        self.check_threads(keys);
         let Some(block) = spec.blocks.iter().find(|b| b.name == *keys.block.get_ref()) else {
-            self.report.push(
+            self.report.push_unknown(
                 Code::NameUnknown,
                 &loc_of(self.file, &keys.block),
                 format!("no block `{}`", keys.block.get_ref()),
+                keys.block.get_ref(),
+                spec.blocks.iter().map(|b| b.name.as_str()),
             );
             return None;
         };
@@ -307,7 +424,9 @@ impl<'a> Resolver<'a> {
         let wires = binder.wires(externals, batch, &carry);
         binder.other_sizes();
         let declared = binder.declare(&carry);
+        binder.check_carried(&carry, &declared);
         let sizes = binder.sizes;
+        self.check_elements(name, &loc, &declared, batch, scan.as_ref().map_or(1, |s| s.1));
         self.add_params(name, block, &declared);
         let statements = parse_statements(&spec.text(block.loc.file, &block.keys.math), self.report);
         let threads = keys.schedule.threads.as_ref().map(|t| *t.get_ref());
@@ -330,22 +449,46 @@ impl<'a> Resolver<'a> {
         })
     }
 
+    fn check_threads(&mut self, keys: &entries::Stage) {
+        let threads = keys.schedule.threads.as_ref();
+        if let Some(threads) = threads.filter(|t| !(32..=1024).contains(t.get_ref()) || t.get_ref() % 32 != 0) {
+            let label = format!("{} is no multiple of 32 up to 1024", threads.get_ref());
+            self.report.push(Code::ThreadsIllegal, &loc_of(self.file, threads), label);
+        }
+    }
+
+    /// Every element of a batch must have an index.
+    fn check_elements(&mut self, stage: &str, loc: &Loc, declared: &[Declared], batch: usize, steps: usize) {
+        for d in declared.iter().filter(|d| d.role == Role::Output) {
+            let mut shape = vec![batch];
+            shape.extend(d.sliced.then_some(steps));
+            shape.extend(&d.shape);
+            if elements(&shape).is_none() {
+                let label = format!("`{stage}.{}` has {} elements", d.name, written_product(&shape));
+                self.report.push(Code::IndexTooLarge, loc, label);
+            }
+        }
+    }
+
     fn carry(&mut self, keys: &entries::Stage, block: &Entry<entries::Block>) -> Vec<(String, String)> {
         let mut carry = Vec::new();
-        let pairs = keys
-            .scan
-            .iter()
-            .flat_map(|scan| crate::spec::names(self.file, &scan.carry));
+        let pairs = keys.scan.iter().flat_map(|scan| crate::spec::names(self.file, &scan.carry));
         for (input, loc, output) in pairs {
             let has = |map: &Named<Tensor>, name: &str| map.keys().any(|k| k.get_ref() == name);
             if !has(&block.keys.input, input) {
-                self.report
-                    .push(Code::NameUnknown, &loc, format!("the block has no input `{input}`"));
+                let label = format!("the block has no input `{input}`");
+                self.report.push_unknown(Code::NameUnknown, &loc, label, input, keys_of(&block.keys.input));
             } else if !has(&block.keys.output, output.get_ref()) {
-                self.report.push(
-                    Code::NameUnknown,
-                    &loc_of(self.file, output),
-                    format!("the block has no output `{}`", output.get_ref()),
+                let loc = loc_of(self.file, output);
+                let label = format!("the block has no output `{}`", output.get_ref());
+                self.report.push_unknown(Code::NameUnknown, &loc, label, output.get_ref(), keys_of(&block.keys.output));
+            } else if let Some((name, _)) = keys.input.iter().find(|(k, _)| k.get_ref() == input) {
+                let label = format!("`{input}` is carried from step to step, so nothing is wired to it");
+                self.report.push_note(
+                    Code::AssignedTwice,
+                    &loc_of(self.file, name),
+                    label,
+                    "remove the wire, or the carry",
                 );
             } else {
                 carry.push((input.to_owned(), output.get_ref().clone()));
@@ -366,13 +509,7 @@ impl<'a> Resolver<'a> {
                 _ => Init::Constant(0.0),
             };
             let path = names::stage_value(stage, name);
-            self.params.push(Param {
-                path,
-                shape: d.shape.clone(),
-                offset: 0,
-                init,
-                group: String::new(),
-            });
+            self.params.push(Param { path, shape: d.shape.clone(), offset: 0, init, group: String::new() });
         }
     }
 
@@ -386,19 +523,17 @@ impl<'a> Resolver<'a> {
                 .trim()
                 .parse()
                 .ok()
+                .filter(|x: &f64| x.is_finite())
         };
         let known = match text {
             "zeros" => Some(Init::Constant(0.0)),
             "ones" => Some(Init::Constant(1.0)),
             "lecun_uniform" => Some(Init::LecunUniform),
             "glorot_uniform" => Some(Init::GlorotUniform),
-            _ => argument("constant")
-                .map(Init::Constant)
-                .or_else(|| argument("uniform").map(Init::Uniform)),
+            _ => argument("constant").map(Init::Constant).or_else(|| argument("uniform").map(Init::Uniform)),
         };
         if known.is_none() {
-            self.report
-                .push(Code::InitUnknown, &loc_of(file, init), format!("`{text}`"));
+            self.report.push(Code::InitUnknown, &loc_of(file, init), format!("`{text}` is none"));
         }
         known.unwrap_or(Init::Constant(0.0))
     }
@@ -409,31 +544,47 @@ impl<'a> Resolver<'a> {
             output_shape(&self.stages[index], output)?;
             Some((index, output.to_owned()))
         });
-        if found.is_none() {
-            self.report.push(
+        let owner = value.get_ref().split('.').next().unwrap_or_default();
+        if found.is_none() && !self.failed.contains(owner) {
+            let outputs = self.outputs();
+            self.report.push_unknown(
                 Code::SourceUnknown,
                 &loc_of(self.file, value),
                 format!("no stage output `{}`", value.get_ref()),
+                value.get_ref(),
+                outputs.iter().map(String::as_str),
             );
         }
         found
     }
 
+    /// Outputs of the stages so far, as they are written in a wire.
+    fn outputs(&self) -> Vec<String> {
+        let outputs = self.stages.iter().flat_map(|s| {
+            let outputs = s.declared.iter().filter(|d| d.role == Role::Output);
+            outputs.map(|d| names::stage_value(&s.name, &d.name))
+        });
+        outputs.collect()
+    }
+
     fn objective(&mut self) -> Option<(usize, String)> {
         let value = &self.entry.keys.objective;
         let (stage, output) = self.stage_output(value)?;
-        let shape = output_shape(&self.stages[stage], &output).map(|(s, _)| s);
-        if shape.is_some_and(|s| !s.is_empty()) {
-            self.report
-                .push(Code::ObjectiveShape, &loc_of(self.file, value), "not one number");
-        }
+        let (shape, elem) = output_shape(&self.stages[stage], &output)?;
+        let label = match elem {
+            _ if !shape.is_empty() => format!("`{output}` has {} elements a sample", written_product(&shape)),
+            Elem::Real => return Some((stage, output)),
+            _ => format!("`{output}` is an integer, which has no derivative"),
+        };
+        self.report.push(Code::ObjectiveShape, &loc_of(self.file, value), label);
         Some((stage, output))
     }
 
     fn heads(&mut self) -> Vec<(String, usize, String)> {
         let entry = self.entry;
         let mut heads = Vec::new();
-        for (name, _, value) in crate::spec::names(self.file, &entry.keys.head) {
+        for (name, loc, value) in crate::spec::names(self.file, &entry.keys.head) {
+            check_name(name, &loc, self.report);
             if let Some((stage, output)) = self.stage_output(value) {
                 heads.push((name.to_owned(), stage, output));
             }
@@ -449,26 +600,49 @@ impl<'a> Resolver<'a> {
             for pattern in &entry.keys.tensors {
                 self.assign_group(entry, pattern);
             }
+            if entry.keys.tensors.is_empty() {
+                self.report.push(Code::GroupEmpty, &entry.loc, format!("`{}` has no pattern", entry.name));
+            }
             check_optimizer(spec, entry, self.report);
             groups.push(draft(entry));
         }
         groups.sort_by(|a, b| a.name.cmp(&b.name));
-        for param in self.params.iter().filter(|p| p.group.is_empty()) {
-            let label = format!("`{}` is in no group, so nothing trains it", param.path);
-            self.report.push(Code::ParamUnowned, &self.entry.loc, label);
-        }
+        self.check_owned();
         self.params.sort_by(|a, b| a.group.cmp(&b.group));
         let mut offset = 0;
         for param in &mut self.params {
             param.offset = offset;
             offset += param.len();
         }
+        self.check_gradients(offset);
         for group in &mut groups {
             let members = self.params.iter().filter(|p| p.group == group.name);
             let start = members.clone().map(|p| p.offset).min().unwrap_or(0);
             group.range = (start, start + members.map(Param::len).sum::<usize>());
         }
         groups
+    }
+
+    /// The caret stands below the stage whose parameter nobody trains.
+    fn check_owned(&mut self) {
+        for param in self.params.iter().filter(|p| p.group.is_empty()) {
+            let owner = param.path.split('.').next().unwrap_or_default();
+            let stage = self.stages.iter().find(|s| s.name == owner);
+            let label = format!("`{}` is in no group, so nothing trains it", param.path);
+            let loc = stage.map_or(&self.entry.loc, |s| &s.loc);
+            self.report.push(Code::ParamUnowned, loc, label);
+        }
+    }
+
+    /// Each sample has gradients of its own until they are summed.
+    fn check_gradients(&mut self, params: usize) {
+        let Some(batch) = self.sizes.get(self.entry.keys.batch.get_ref()) else {
+            return;
+        };
+        if elements(&[*batch, params]).is_none() {
+            let label = format!("the gradients of a batch have {} elements", written_product(&[*batch, params]));
+            self.report.push(Code::IndexTooLarge, &self.entry.loc, label);
+        }
     }
 
     fn assign_group(&mut self, entry: &Entry<entries::Group>, pattern: &Str) {
@@ -487,24 +661,22 @@ impl<'a> Resolver<'a> {
             }
             param.group = entry.name.clone();
         }
-        if !found {
-            self.report
-                .push(Code::GroupEmpty, &loc, format!("`{text}` names no trainable tensor"));
+        let owner = text.split('.').next().unwrap_or_default();
+        if !found && !self.failed.contains(owner) && (text != "*" || self.failed.is_empty()) {
+            let paths: Vec<String> = self.params.iter().map(|p| p.path.clone()).collect();
+            let label = format!("`{text}` names no trainable tensor");
+            let known = paths.iter().map(String::as_str);
+            self.report.push_unknown(Code::GroupEmpty, &loc, label, text, known);
         }
     }
 
     /// A block of the set itself that no stage uses would be a kernel that nobody launches.
     fn check_used_blocks(&mut self) {
         let used: BTreeSet<&str> = self.stages.iter().map(|s| s.block.as_str()).collect();
-        for block in self
-            .spec
-            .blocks
-            .iter()
-            .filter(|b| b.loc.file < self.spec.first_included)
+        for block in self.spec.blocks.iter().filter(|b| b.loc.file < self.spec.first_included && self.failed.is_empty())
         {
             if !used.contains(block.name.as_str()) {
-                self.report
-                    .push(Code::EntryUnused, &block.loc, format!("no stage uses `{}`", block.name));
+                self.report.push(Code::EntryUnused, &block.loc, format!("no stage uses `{}`", block.name));
             }
         }
     }
@@ -533,17 +705,14 @@ impl<'a> Binder<'_, 'a> {
         let mut wires = Vec::new();
         let (block, keys) = (self.block, self.keys);
         for (name, loc, _) in crate::spec::names(self.r.file, &keys.input) {
-            let known = block
-                .keys
-                .input
-                .keys()
-                .chain(block.keys.table.keys())
-                .any(|k| k.get_ref() == name);
+            let known = block.keys.input.keys().chain(block.keys.table.keys()).any(|k| k.get_ref() == name);
             if !known {
-                self.r.report.push(
+                self.r.report.push_unknown(
                     Code::NameUnknown,
                     &loc,
                     format!("the block `{}` has no input `{name}`", block.name),
+                    name,
+                    keys_of(&block.keys.input).chain(keys_of(&block.keys.table)),
                 );
             }
         }
@@ -558,7 +727,7 @@ impl<'a> Binder<'_, 'a> {
                 self.r.report.push(
                     Code::InputMissing,
                     &at,
-                    format!("`{}` of the block `{}`", name.get_ref(), block.name),
+                    format!("`{}` of the block `{}` has no source", name.get_ref(), block.name),
                 );
                 continue;
             };
@@ -577,10 +746,15 @@ impl<'a> Binder<'_, 'a> {
         batch: usize,
     ) -> Option<Wire> {
         let loc = loc_of(self.r.file, source);
+        let owner = source.get_ref().split('.').next().unwrap_or_default();
+        if self.r.failed.contains(owner) {
+            return None;
+        }
         let Some((from, mut shape, elem)) = self.find(source.get_ref(), externals) else {
-            self.r
-                .report
-                .push(Code::SourceUnknown, &loc, format!("no value `{}`", source.get_ref()));
+            let outputs = self.r.outputs();
+            let known = externals.iter().map(|e| &e.name).chain(&outputs).map(String::as_str);
+            let label = format!("no value `{}`", source.get_ref());
+            self.r.report.push_unknown(Code::SourceUnknown, &loc, label, source.get_ref(), known);
             return None;
         };
         let batched = matches!(from, WireSource::Stage(..));
@@ -589,7 +763,7 @@ impl<'a> Binder<'_, 'a> {
                 self.r.report.push(
                     Code::ShapeMismatch,
                     &loc,
-                    "an input is given for each sample: the batch must be the leading dimension",
+                    format!("an input is given for each sample: the batch, {batch}, must be its first dimension"),
                 );
                 return None;
             }
@@ -597,15 +771,13 @@ impl<'a> Binder<'_, 'a> {
         }
         let (_, wanted) = parts(tensor);
         if elem != wanted {
-            self.r
-                .report
-                .push(Code::TypeMismatch, &loc, format!("`{name}` has another element type"));
+            let called = |elem| if elem == Elem::Int { "integers" } else { "real numbers" };
+            let label = format!("`{name}` takes {}, this holds {}", called(wanted), called(elem));
+            let note = "compare the two types; `type = \"i32\"` says that a tensor holds integers";
+            self.r.report.push_note(Code::TypeMismatch, &loc, label, note);
         }
         self.unify(name, tensor, &shape, &loc);
-        Some(Wire {
-            input: name.to_owned(),
-            from,
-        })
+        Some(Wire { input: name.to_owned(), from })
     }
 
     fn find(&mut self, source: &str, externals: &[External]) -> Option<(WireSource, Vec<usize>, Elem)> {
@@ -623,7 +795,9 @@ impl<'a> Binder<'_, 'a> {
 
     fn unify(&mut self, name: &str, tensor: &Tensor, shape: &[usize], loc: &Loc) {
         let (text, _) = parts(tensor);
-        let dims = dims(self.r.spec, self.block.loc.file, text, self.r.report);
+        let Some(dims) = dims(self.r.spec, self.block.loc.file, text, self.r.report) else {
+            return;
+        };
         let mut shape = shape;
         if let Some(steps) = self.scan
             && shape.len() == dims.len() + 1
@@ -633,17 +807,18 @@ impl<'a> Binder<'_, 'a> {
             shape = &shape[1..];
         }
         if shape.len() != dims.len() {
-            let label = format!("`{name}` has {} dimensions, the source {}", dims.len(), shape.len());
+            let label = format!("`{name}` has {}, the source {}", dimensions(dims.len()), shape.len());
             return self.r.report.push(Code::ShapeMismatch, loc, label);
         }
         for (dim, &extent) in dims.iter().zip(shape) {
             let fixed = if dim == "*" { Some(extent) } else { dim.parse().ok() };
+            // A source of any length fits any extent only where the input leaves it open too.
             let known = fixed.unwrap_or_else(|| *self.sizes.entry(dim.clone()).or_insert(extent));
             if known != extent {
                 self.r.report.push(
                     Code::ShapeMismatch,
                     loc,
-                    format!("`{dim}` of `{name}` is {known}, the source has {extent}"),
+                    format!("`{dim}` of `{name}` is {known}, the source has {}", length(extent)),
                 );
             }
         }
@@ -653,15 +828,10 @@ impl<'a> Binder<'_, 'a> {
     fn other_sizes(&mut self) {
         let block = self.block;
         let keys = &block.keys;
-        let tensors = keys
-            .input
-            .iter()
-            .chain(&keys.table)
-            .chain(&keys.param)
-            .chain(&keys.output);
+        let tensors = keys.input.iter().chain(&keys.table).chain(&keys.param).chain(&keys.output);
         for (_, tensor) in tensors {
             let (text, _) = parts(tensor);
-            for dim in dims(self.r.spec, block.loc.file, text, self.r.report) {
+            for dim in dims(self.r.spec, block.loc.file, text, self.r.report).unwrap_or_default() {
                 if extent(&dim, &self.sizes).is_some() {
                     continue;
                 }
@@ -671,9 +841,11 @@ impl<'a> Binder<'_, 'a> {
                     }
                     None => {
                         let at = loc_of(self.r.file, &self.keys.block);
-                        self.r
-                            .report
-                            .push(Code::SizeUnknown, &at, format!("`{dim}` of the block `{}`", block.name));
+                        self.r.report.push(
+                            Code::SizeUnknown,
+                            &at,
+                            format!("how large is `{dim}` of the block `{}`?", block.name),
+                        );
                         self.sizes.insert(dim, 1);
                     }
                 }
@@ -694,19 +866,81 @@ impl<'a> Binder<'_, 'a> {
         ];
         for (map, role) in kinds {
             for (name, loc, tensor) in crate::spec::names(block.loc.file, map) {
+                self.check_tensor(name, &loc, tensor, role, &declared);
                 let (shape, elem) = shape_of(self.r.spec, block.loc.file, tensor, &self.sizes, self.r.report);
                 let carried = carry.iter().any(|(input, _)| input == name);
                 let sliced = scanned && (role == Role::Output || carried || self.sliced.contains(name));
-                declared.push(Declared {
-                    name: name.to_owned(),
-                    role,
-                    elem,
-                    shape,
-                    sliced,
-                    loc,
-                });
+                declared.push(Declared { name: name.to_owned(), role, elem, shape, sliced, loc });
             }
         }
         declared
+    }
+
+    fn check_tensor(&mut self, name: &str, loc: &Loc, tensor: &Tensor, role: Role, before: &[Declared]) {
+        let file = self.block.loc.file;
+        check_name(name, loc, self.r.report);
+        check_any_length(self.r.spec, file, tensor, role == Role::Table, self.r.report);
+        if role != Role::Param {
+            check_no_init(file, tensor, self.r.report);
+        }
+        if let Some(other) = before.iter().find(|d| d.name == name) {
+            let place = self.r.spec.files.provenance(&other.loc);
+            let label = format!("`{name}` stands at {place} too");
+            let note = "rename one of them: the equations could not tell them apart";
+            self.r.report.push_note(Code::EntryTwice, loc, label, note);
+        }
+    }
+
+    /// What is carried must fit what carries it.
+    fn check_carried(&mut self, carry: &[(String, String)], declared: &[Declared]) {
+        for (input, output) in carry {
+            let find = |name: &str| declared.iter().find(|d| d.name == name);
+            let (Some(to), Some(from)) = (find(input), find(output)) else {
+                continue;
+            };
+            if to.shape != from.shape || to.elem != from.elem {
+                let label = format!("`{input}` is {}, `{output}` is {}", described(to), described(from));
+                let at = loc_of(self.r.file, &self.keys.block);
+                let note = "a carried input has the shape and the type of its output";
+                self.r.report.push_note(Code::ShapeMismatch, &at, label, note);
+            }
+        }
+    }
+}
+
+fn described(d: &Declared) -> String {
+    let kind = if d.elem == Elem::Int { "i32" } else { "f32" };
+    let extents: Vec<String> = d.shape.iter().map(usize::to_string).collect();
+    format!("{kind} [{}]", extents.join(", "))
+}
+
+fn dimensions(count: usize) -> String {
+    match count {
+        1 => "1 dimension".to_owned(),
+        count => format!("{count} dimensions"),
+    }
+}
+
+/// An extent as people read it.
+fn length(extent: usize) -> String {
+    match extent {
+        0 => "any length".to_owned(),
+        extent => extent.to_string(),
+    }
+}
+
+fn quoted(names: &[&str]) -> String {
+    let names: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
+    names.join(", ")
+}
+
+fn keys_of<T>(map: &Named<T>) -> impl Iterator<Item = &str> {
+    map.keys().map(|k| k.get_ref().as_str())
+}
+
+/// Only a parameter has a start; elsewhere it would be ignored.
+fn check_no_init(file: usize, tensor: &Tensor, report: &mut Report) {
+    if let Tensor::Keys(entries::TensorKeys { init: Some(init), .. }) = tensor {
+        report.push_note(Code::InitUnknown, &loc_of(file, init), "only a parameter is given a start", "remove it");
     }
 }

@@ -7,7 +7,6 @@ use super::types::{External, Group, Model, Network, Over, Producer, Slot, Smooth
 use super::{check, network, signals};
 use crate::diagnostics::{Code, Diagnostics, Loc, Report};
 use crate::math::{Declared, Elem, Role};
-use crate::names;
 use crate::spec::entries::{self, Reset, Str};
 use crate::spec::equation::{ExprKind, parse_shape, parse_statements};
 use crate::spec::{Entry, Spec, loc_of};
@@ -17,10 +16,7 @@ use crate::spec::{Entry, Spec, loc_of};
 /// # Errors
 /// Whatever does not resolve, all of it at once.
 pub fn resolve(spec: &Spec, lock: &Lock) -> Result<(Model, Lock), Diagnostics> {
-    let mut r = Resolver {
-        spec,
-        report: Report::default(),
-    };
+    let mut r = Resolver { spec, report: Report::default() };
     r.check_names();
     let network = network::resolve(spec, &mut r.report);
     let externals = r.externals();
@@ -41,10 +37,7 @@ pub fn resolve(spec: &Spec, lock: &Lock) -> Result<(Model, Lock), Diagnostics> {
         slots,
         states,
         updates,
-        groups: groups
-            .into_iter()
-            .map(network::GroupDraft::finish)
-            .collect::<Vec<Group>>(),
+        groups: groups.into_iter().map(network::GroupDraft::finish).collect::<Vec<Group>>(),
         externals,
         network: network.map(|n| n.network),
         files: spec.files.clone(),
@@ -74,18 +67,34 @@ impl Resolver<'_> {
         all.extend(spec.groups.iter().map(|e| ("group", e.name.as_str(), &e.loc)));
         all.extend(spec.models.iter().map(|e| ("model", e.name.as_str(), &e.loc)));
         for (kind, name, loc) in all {
-            if !names::is_legal(name) {
-                self.report.push(Code::NameIllegal, loc, format!("`{name}`"));
-            }
+            network::check_name(name, loc, &mut self.report);
             if let Some(other) = seen.insert((kind, name.to_ascii_lowercase()), loc.clone()) {
                 let place = spec.files.provenance(&other);
-                self.report
-                    .push(Code::EntryTwice, loc, format!("`{name}` stands at {place} too"));
+                self.report.push(Code::EntryTwice, loc, format!("`{name}` stands at {place} too"));
             }
         }
-        if !names::is_legal(&spec.set.name) {
-            self.report
-                .push(Code::NameIllegal, &spec.set.loc, format!("`{}`", spec.set.name));
+        network::check_name(&spec.set.name, &spec.set.loc, &mut self.report);
+        self.check_constants();
+        self.check_used_smoothings();
+    }
+
+    /// A constant that is no number would reach generated text.
+    fn check_constants(&mut self) {
+        for constant in self.spec.constants.iter().filter(|c| !c.keys.is_finite()) {
+            let label = format!("`{}` is {}", constant.name, constant.keys);
+            self.report.push_note(Code::ValueUnfit, &constant.loc, label, "a constant is a finite number");
+        }
+    }
+
+    /// A law of the set itself that no producer uses is a forgotten wire; a set without producers is a library.
+    fn check_used_smoothings(&mut self) {
+        let spec = self.spec;
+        if spec.producers.is_empty() && spec.models.is_empty() {
+            return;
+        }
+        let own = spec.smoothings.iter().filter(|s| s.loc.file < spec.first_included);
+        for law in own.filter(|s| !spec.producers.iter().any(|p| *p.keys.smooth.get_ref() == s.name)) {
+            self.report.push(Code::EntryUnused, &law.loc, format!("no producer is smoothed by `{}`", law.name));
         }
     }
 
@@ -102,8 +111,7 @@ impl Resolver<'_> {
 
     fn reset(&mut self, reset: Option<Reset>, name: &str, loc: &Loc) -> Reset {
         if reset.is_none() {
-            self.report
-                .push(Code::ResetMissing, loc, format!("`{name}` says nothing about resets"));
+            self.report.push(Code::ResetMissing, loc, format!("when does `{name}` return to its start?"));
         }
         reset.unwrap_or(Reset::Never)
     }
@@ -115,19 +123,12 @@ impl Resolver<'_> {
         let spec = self.spec;
         for entry in &spec.slots {
             let keys = &entry.keys;
-            let reset = if keys.reserved {
-                Reset::Never
-            } else {
-                self.reset(keys.reset, &entry.name, &entry.loc)
-            };
+            let reset = if keys.reserved { Reset::Never } else { self.reset(keys.reset, &entry.name, &entry.loc) };
             if let Some(index) = &keys.index {
                 fixed.slots.insert(entry.name.clone(), *index.get_ref() as usize);
             }
-            slots.push(Slot {
-                reserved: keys.reserved,
-                reset,
-                ..blank_slot(&entry.name, &keys.doc, &entry.loc)
-            });
+            let members = (0..keys.count.filter(|n| *n > 1).unwrap_or(0)).map(|n| n.to_string()).collect();
+            slots.push(Slot { members, reserved: keys.reserved, reset, ..blank_slot(&entry.name, &keys.doc, &entry.loc) });
         }
         for entry in &spec.producers {
             let reset = self.reset(entry.keys.reset, &entry.name, &entry.loc);
@@ -139,13 +140,14 @@ impl Resolver<'_> {
                 let name = signal.name.to_owned();
                 fixed.slots.extend(signal.slot.map(|index| (name.clone(), index as usize)));
                 fixed.scratch.extend(signal.scratch.map(|index| (name, index as usize)));
-                let own: Vec<String> = signal.members.iter().map(|m| m.get_ref().clone()).collect();
                 slots.push(Slot {
-                    members: if own.is_empty() { members.clone() } else { own },
+                    members: if signal.members.is_empty() { members.clone() } else { signal.members },
                     producer: Some((entry.name.clone(), signal.name.to_owned())),
                     smooth: Some(entry.keys.smooth.get_ref().clone()),
                     reset,
                     monitoring: entry.keys.monitoring || signal.monitoring,
+                    listed: !entry.keys.unlisted && !signal.observed_only,
+                    observed_only: signal.observed_only,
                     ..blank_slot(signal.name, signal.doc.unwrap_or(&entry.keys.doc), &signal.loc)
                 });
             }
@@ -156,23 +158,18 @@ impl Resolver<'_> {
 
     fn check_slot_names(&mut self, slots: &[Slot]) {
         let mut seen: BTreeMap<String, &Slot> = BTreeMap::new();
-        let states = self
-            .spec
-            .states
-            .iter()
-            .map(|s| &s.name)
-            .chain(self.spec.constants.iter().map(|c| &c.name));
+        let states = self.spec.states.iter().map(|s| &s.name).chain(self.spec.constants.iter().map(|c| &c.name));
         let taken: BTreeSet<String> = states.map(|n| n.to_ascii_lowercase()).collect();
         for slot in slots {
             let key = slot.name.to_ascii_lowercase();
+            network::check_name(&slot.name, &slot.loc, &mut self.report);
             if taken.contains(&key) {
-                self.report.push(
-                    Code::EntryTwice,
-                    &slot.loc,
-                    format!("`{}` is a state or a constant too", slot.name),
-                );
+                self.report.push(Code::EntryTwice, &slot.loc, format!("`{}` is a state or a constant too", slot.name));
             }
-            if let Some(other) = seen.insert(key, slot) {
+            // Two entries of one kind and name are reported as such.
+            if let Some(other) = seen.insert(key, slot)
+                && !self.report.is_told(Code::EntryTwice, &slot.loc)
+            {
                 let place = self.spec.files.provenance(&other.loc);
                 self.report.push(
                     Code::TwoWriters,
@@ -223,13 +220,14 @@ impl Resolver<'_> {
     fn check_state_names(&mut self, states: &[State]) {
         let mut seen: BTreeMap<String, &State> = BTreeMap::new();
         for state in states {
+            network::check_name(&state.name, &state.loc, &mut self.report);
+            if !state.init.is_finite() {
+                let label = format!("`{}` starts at {}", state.name, state.init);
+                self.report.push_note(Code::ValueUnfit, &state.loc, label, "a start is a finite number");
+            }
             if let Some(other) = seen.insert(state.name.to_ascii_lowercase(), state) {
                 let place = self.spec.files.provenance(&other.loc);
-                self.report.push(
-                    Code::TwoWriters,
-                    &state.loc,
-                    format!("`{}` is declared at {place} too", state.name),
-                );
+                self.report.push(Code::TwoWriters, &state.loc, format!("`{}` is declared at {place} too", state.name));
             }
         }
     }
@@ -240,15 +238,18 @@ impl Resolver<'_> {
             let law = &entry.keys.smooth;
             if !spec.smoothings.iter().any(|s| s.name == *law.get_ref()) {
                 let loc = loc_of(entry.loc.file, law);
-                self.report
-                    .push(Code::NameUnknown, &loc, format!("no smoothing `{}`", law.get_ref()));
+                self.report.push_unknown(
+                    Code::NameUnknown,
+                    &loc,
+                    format!("no smoothing `{}`", law.get_ref()),
+                    law.get_ref(),
+                    spec.smoothings.iter().map(|s| s.name.as_str()),
+                );
             }
         }
         let used: BTreeSet<&str> = slots.iter().filter_map(|s| s.smooth.as_deref()).collect();
         let smoothings = spec.smoothings.iter().filter(|s| used.contains(s.name.as_str()));
-        smoothings
-            .map(|entry| smoothing(spec, entry, &mut self.report))
-            .collect()
+        smoothings.map(|entry| smoothing(spec, entry, &mut self.report)).collect()
     }
 
     fn producers(&mut self, network: Option<&Network>, groups: &[network::GroupDraft]) -> Vec<Producer> {
@@ -256,26 +257,30 @@ impl Resolver<'_> {
         let mut producers = Vec::new();
         for entry in &spec.producers {
             let file = entry.loc.file;
-            if let Some(each) = entry
-                .keys
-                .each
-                .as_ref()
-                .filter(|e| e.get_ref() != "group" || groups.is_empty())
-            {
-                self.report.push(
-                    Code::NameUnknown,
+            if let Some(each) = entry.keys.each.as_ref().filter(|e| e.get_ref() != "group" || groups.is_empty()) {
+                self.report.push_note(
+                    Code::ValueUnfit,
                     &loc_of(file, each),
-                    "`for` takes \"group\", in a set with groups",
+                    match each.get_ref().as_str() {
+                        "group" => "this set has no group".to_owned(),
+                        other => format!("`{other}` is nothing that an entry runs for"),
+                    },
+                    "write `for = \"group\"` in a set with groups, or leave it out to run once",
                 );
             }
             let signals = signals::resolve(spec, entry, &mut self.report);
             let mut read = Vec::new();
-            for (name, _, source) in crate::spec::names(file, &entry.keys.read) {
-                if let Some((source, shape, _)) = self.source(source, file, network) {
-                    read.push((name.to_owned(), source, read_shape(name, &signals, shape)));
+            let mut measured: Option<Measured> = None;
+            for (name, _, value) in crate::spec::names(file, &entry.keys.read) {
+                if let Some((source, shape, elem)) = self.source(value, file, network) {
+                    let used = read_shape(name, &signals, shape.clone());
+                    self.check_measured(&loc_of(file, value), elem, Measured::of(&source, &shape, &used), &mut measured);
+                    read.push((name.to_owned(), source, used));
                 }
             }
+            let union = self.union(entry, network, &signals, &mut read);
             producers.push(Producer {
+                union,
                 name: entry.name.clone(),
                 doc: entry.keys.doc.clone(),
                 per_group: entry.keys.each.is_some(),
@@ -288,9 +293,59 @@ impl Resolver<'_> {
         producers
     }
 
+    /// A launch walks over all its buffers together, and takes their elements for real numbers.
+    fn check_measured(&mut self, loc: &Loc, elem: Elem, found: Measured, first: &mut Option<Measured>) {
+        if elem != Elem::Real {
+            let note = "measure a tensor of real numbers";
+            self.report.push_note(Code::TypeMismatch, loc, "this holds integers", note);
+        }
+        let known = *first.get_or_insert(found);
+        if !known.fits(found) {
+            let label = format!("this has {found}, what stands before it {known}");
+            let note = "an entry walks over its buffers element by element: measure this one in an entry of its own";
+            self.report.push_note(Code::ShapeMismatch, loc, label, note);
+        }
+    }
+
+    /// Names that stand for several buffers; gives how many, 1 without a union.
+    fn union(
+        &mut self,
+        entry: &Entry<entries::Producer>,
+        network: Option<&Network>,
+        signals: &[super::Signal],
+        read: &mut Vec<(String, Source, Vec<usize>)>,
+    ) -> usize {
+        let file = entry.loc.file;
+        let mut count = None;
+        for (name, loc, sources) in crate::spec::names(file, &entry.keys.union) {
+            let mut members = Vec::new();
+            let mut shape = vec![0];
+            for source in sources {
+                if let Some((source, whole, _)) = self.source(source, file, network) {
+                    members.push(source);
+                    shape = read_shape(name, signals, whole);
+                }
+            }
+            let mixed = !entry.keys.read.is_empty() || entry.keys.each.is_some();
+            if members.is_empty() || mixed || count.is_some_and(|n| n != members.len()) {
+                let cure = "all names of such a producer stand for unions of equally many buffers, and it is not `for` groups";
+                self.report.push_note(Code::ArityMismatch, &loc, "this union does not fit the producer", cure);
+            }
+            count = Some(members.len());
+            read.push((name.to_owned(), Source::Union(members), shape));
+        }
+        count.unwrap_or(1)
+    }
+
     /// What a name in `read` stands for, its shape (a leading 0 is any length) and type.
     fn source(&mut self, value: &Str, file: usize, network: Option<&Network>) -> Option<(Source, Vec<usize>, Elem)> {
+        let has_params = !self.spec.models.is_empty() || !self.spec.groups.is_empty();
         let found = match value.get_ref().as_str() {
+            "params" | "grads" if !has_params => {
+                let label = "a set with neither model nor group has no parameters";
+                self.report.push(Code::SourceUnknown, &loc_of(file, value), label);
+                return None;
+            }
             "params" => Some((Source::Params, vec![0], Elem::Real)),
             "grads" => Some((Source::Gradients, vec![0], Elem::Real)),
             name => self.optimizer_state(name).or_else(|| {
@@ -302,10 +357,16 @@ impl Resolver<'_> {
             }),
         };
         if found.is_none() {
-            self.report.push(
+            let buffers = network.map(network::buffers).unwrap_or_default();
+            let externals = self.spec.externals.iter().map(|e| e.name.as_str());
+            let known = ["params", "grads"].into_iter().chain(externals);
+            let known = known.chain(buffers.iter().map(String::as_str));
+            self.report.push_unknown(
                 Code::SourceUnknown,
                 &loc_of(file, value),
                 format!("no buffer `{}`", value.get_ref()),
+                value.get_ref(),
+                known,
             );
         }
         found
@@ -320,16 +381,9 @@ impl Resolver<'_> {
 
     fn optimizer_state(&self, name: &str) -> Option<(Source, Vec<usize>, Elem)> {
         let (update, state) = name.split_once('.')?;
-        let entry = self
-            .spec
-            .updates
-            .iter()
-            .find(|u| u.name == update && u.keys.over.get_ref() == "group")?;
+        let entry = self.spec.updates.iter().find(|u| u.name == update && u.keys.over.get_ref() == "group")?;
         entry.keys.state.keys().find(|k| k.get_ref() == state)?;
-        let source = Source::OptimizerState {
-            update: update.to_owned(),
-            state: state.to_owned(),
-        };
+        let source = Source::OptimizerState { update: update.to_owned(), state: state.to_owned() };
         Some((source, vec![0], Elem::Real))
     }
 
@@ -363,20 +417,14 @@ impl Resolver<'_> {
                 continue;
             };
             if source == Source::Gradients {
-                self.report.push(
+                self.report.push_note(
                     Code::ReductionUnordered,
                     &loc,
-                    "name the gradient with `grad`, not with `read`",
+                    "this reads the gradient as if it were any buffer",
+                    "in an optimizer, `grad = \"NAME\"` names it; a producer may measure it",
                 );
             }
-            declared.push(Declared {
-                name: name.to_owned(),
-                role: Role::Table,
-                elem,
-                shape,
-                sliced: false,
-                loc,
-            });
+            declared.push(Declared { name: name.to_owned(), role: Role::Table, elem, shape, sliced: false, loc });
             read.push((name.to_owned(), source));
         }
         let element_state = self.declare_state(entry, &over, &mut declared, &mut read);
@@ -405,19 +453,30 @@ impl Resolver<'_> {
             _ => {}
         }
         let parts = text.split_once(':').map(|(index, size)| (index.trim(), size.trim()));
+        if let Some((element, buffer)) = parts
+            && self.external(buffer).is_some()
+        {
+            return Some(Over::Buffer { element: element.to_owned(), buffer: buffer.to_owned() });
+        }
         let extent = parts.and_then(|(_, size)| network?.sizes.get(size).copied());
         let (Some((index, _)), Some(extent)) = (parts, extent) else {
-            self.report.push(
-                Code::SizeUnknown,
-                &loc,
-                "`over` is \"group\", \"scalar\" or \"index: SIZE\"",
-            );
+            let sizes = network.iter().flat_map(|n| n.sizes.keys()).map(String::as_str);
+            let (label, name) = match parts {
+                Some((_, size)) => (format!("no size `{size}`"), size),
+                None => (format!("`{text}` is nothing that an update runs over"), ""),
+            };
+            match crate::diagnostics::nearest(name, sizes) {
+                Some(near) => self.report.push_note(Code::SizeUnknown, &loc, label, format!("is `{near}` meant?")),
+                None => self.report.push_note(
+                    Code::SizeUnknown,
+                    &loc,
+                    label,
+                    "write \"group\", \"scalar\" or \"index: SIZE\" with a size of the model",
+                ),
+            }
             return None;
         };
-        Some(Over::Size {
-            index: index.to_owned(),
-            extent,
-        })
+        Some(Over::Size { index: index.to_owned(), extent })
     }
 
     /// State and, over a group, parameter and gradient: an old value and a `next` for each.
@@ -438,12 +497,16 @@ impl Resolver<'_> {
                 element_state.push((name.to_owned(), keys.init, reset));
             }
         }
+        if let Over::Buffer { element, .. } = over {
+            declare_pair(declared, element, Elem::Real, &[0], &entry.loc);
+        }
         if *over == Over::Group {
             let (Some(param), Some(grad)) = (&entry.keys.param, &entry.keys.grad) else {
-                self.report.push(
-                    Code::NotAssigned,
+                self.report.push_note(
+                    Code::KeyMissing,
                     &entry.loc,
-                    "an update over a group names its `param` and its `grad`",
+                    "an update over a group names its parameter and its gradient",
+                    "add `param = \"w\"` and `grad = \"g\"`, with names that the equations use",
                 );
                 return element_state;
             };
@@ -498,10 +561,7 @@ fn declare_pair(declared: &mut Vec<Declared>, name: &str, elem: Elem, shape: &[u
     };
     let of = declared.len();
     declared.push(state.clone());
-    declared.push(Declared {
-        role: Role::Next { of },
-        ..state
-    });
+    declared.push(Declared { role: Role::Next { of }, ..state });
 }
 
 fn smoothing(spec: &Spec, entry: &Entry<entries::Smoothing>, report: &mut Report) -> Smoothing {
@@ -542,6 +602,8 @@ fn blank_slot(name: &str, doc: &str, loc: &Loc) -> Slot {
         reset: Reset::Never,
         monitoring: false,
         reserved: false,
+        listed: true,
+        observed_only: false,
         loc: loc.clone(),
     }
 }
@@ -558,6 +620,43 @@ fn read_shape(name: &str, signals: &[super::Signal], shape: Vec<usize>) -> Vec<u
     }
 }
 
+/// How many elements, or rows, a producer finds in a buffer.
+#[derive(Clone, Copy)]
+enum Measured {
+    /// As many as its group has parameters.
+    Group,
+    /// A number known before the run; 0 where it is not.
+    Elements(usize),
+}
+
+impl Measured {
+    fn of(source: &Source, shape: &[usize], used: &[usize]) -> Self {
+        match source {
+            Source::Buffer(_) if used.len() > 1 => Self::Elements(shape.first().copied().unwrap_or(1)),
+            Source::Buffer(_) => Self::Elements(shape.iter().product()),
+            _ => Self::Group,
+        }
+    }
+
+    fn fits(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Elements(a), Self::Elements(b)) => a == b || a == 0 || b == 0,
+            (Self::Group, Self::Group) => true,
+            _ => false,
+        }
+    }
+}
+
+impl std::fmt::Display for Measured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Group => f.write_str("an element a parameter"),
+            Self::Elements(0) => f.write_str("any number"),
+            Self::Elements(n) => write!(f, "{n} elements"),
+        }
+    }
+}
+
 /// Element type as written, resolved.
 pub fn elem(elem: entries::Elem) -> Elem {
     match elem {
@@ -566,7 +665,7 @@ pub fn elem(elem: entries::Elem) -> Elem {
     }
 }
 
-/// Dimensions of a shape text.
-pub fn dims(spec: &Spec, file: usize, shape: &Str, report: &mut Report) -> Vec<String> {
-    parse_shape(&spec.text(file, shape), report).unwrap_or_default()
+/// Dimensions of a shape text; `None` where it cannot be read.
+pub fn dims(spec: &Spec, file: usize, shape: &Str, report: &mut Report) -> Option<Vec<String>> {
+    parse_shape(&spec.text(file, shape), report)
 }

@@ -15,11 +15,12 @@ pub(super) struct Written<'a> {
     pub(super) doc: Option<&'a str>,
     pub(super) loc: Loc,
     pub(super) values: Vec<&'a Str>,
-    pub(super) members: Vec<&'a Str>,
+    pub(super) members: Vec<String>,
     pub(super) index: Option<&'a Str>,
     pub(super) slot: Option<u32>,
     pub(super) scratch: Option<u32>,
     pub(super) monitoring: bool,
+    pub(super) observed_only: bool,
 }
 
 /// The signals of a producer in the order of the file.
@@ -36,6 +37,7 @@ pub(super) fn written(entry: &Entry<entries::Producer>) -> Vec<Written<'_>> {
             slot: number(&entry.keys.slot),
             scratch: number(&entry.keys.scratch),
             monitoring: false,
+            observed_only: false,
         }],
         Signals::Many(map) => crate::spec::names(entry.loc.file, map)
             .map(|(name, loc, keys)| Written {
@@ -43,17 +45,29 @@ pub(super) fn written(entry: &Entry<entries::Producer>) -> Vec<Written<'_>> {
                 doc: keys.doc.as_deref(),
                 loc,
                 values: keys.value.iter().chain(&keys.values).collect(),
-                members: keys.members.iter().collect(),
+                members: members(keys),
                 index: keys.index.as_ref(),
                 slot: number(&keys.slot),
                 scratch: number(&keys.scratch),
                 monitoring: keys.monitoring,
+                observed_only: keys.observed_only,
             })
             .collect(),
     };
     signals.sort_by_key(|s| s.loc.range.start);
     signals
 }
+
+/// Names of a family's members: as given, or numbers.
+fn members(keys: &entries::SignalKeys) -> Vec<String> {
+    match keys.count {
+        Some(count) if keys.members.is_empty() => (0..count.min(MOST_MEMBERS)).map(|n| n.to_string()).collect(),
+        _ => keys.members.iter().map(|m| m.get_ref().clone()).collect(),
+    }
+}
+
+/// Members of one family; each costs a kernel an accumulator.
+const MOST_MEMBERS: u32 = 256;
 
 /// Targets of the families that stand above, by family.
 type Families = BTreeMap<String, Vec<String>>;
@@ -78,7 +92,7 @@ pub(super) fn resolve(spec: &Spec, entry: &Entry<entries::Producer>, report: &mu
                 .index
                 .map_or(expr.clone(), |index| bind(expr, index.get_ref(), member as i64));
             let target = match written.members.get(member) {
-                Some(name) => names::slot_member(written.name, name.get_ref()),
+                Some(name) => names::slot_member(written.name, name),
                 None => written.name.to_owned(),
             };
             targets.push(target.clone());

@@ -57,6 +57,10 @@ pub struct Slot {
     pub monitoring: bool,
     /// Kept free.
     pub reserved: bool,
+    /// Whether its observation counts among the listed ones; others lie in a bank of their own.
+    pub listed: bool,
+    /// Whether there is an observation only: no index in the ISV, and no law.
+    pub observed_only: bool,
     /// Place of its name.
     pub loc: Loc,
 }
@@ -129,6 +133,8 @@ pub enum Source {
     },
     /// A named buffer: external, a stage's output or an update's.
     Buffer(String),
+    /// The union of several.
+    Union(Vec<Source>),
 }
 
 /// A signal: one member of a slot family.
@@ -153,6 +159,8 @@ pub struct Producer {
     pub doc: String,
     /// Whether it runs once a group.
     pub per_group: bool,
+    /// Buffers that each of its names stands for; 1 without a union.
+    pub union: usize,
     /// Names in the signals, what they stand for, and their shape: elements or rows in front, then what a row holds.
     pub read: Vec<(String, Source, Vec<usize>)>,
     /// Signals, a member each.
@@ -170,6 +178,13 @@ pub enum Over {
     Group,
     /// Once.
     Scalar,
+    /// Every element of an external buffer, in place.
+    Buffer {
+        /// Name of the element.
+        element: String,
+        /// The buffer.
+        buffer: String,
+    },
     /// Every value of an index.
     Size {
         /// The index.

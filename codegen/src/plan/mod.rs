@@ -276,14 +276,12 @@ pub struct ProducerBody {
 pub struct SignalPlan {
     /// Tensor of the observation.
     pub tensor: TensorId,
-    /// Slot.
-    pub slot: usize,
     /// Observation.
     pub observed: usize,
-    /// Smoothing states.
-    pub states: usize,
     /// Observations that were not finite.
     pub skipped: usize,
+    /// Slot and smoothing states, of a signal that has a slot.
+    pub smoothed: Option<(usize, usize)>,
 }
 
 /// How many elements a launch covers.

@@ -59,18 +59,27 @@ pub(super) fn order(nodes: &[Node], report: &mut Report) -> (Vec<usize>, Vec<BTr
         done[next] = true;
         sorted.push(next);
     }
-    let stuck: Vec<&str> = (0..nodes.len())
-        .filter(|n| !done[*n])
-        .map(|n| nodes[n].name.as_str())
-        .collect();
-    if let Some(first) = (0..nodes.len()).find(|n| !done[*n]) {
-        report.push(
-            Code::NowCycle,
-            &nodes[first].loc,
-            format!("these wait for one another: {}", stuck.join(", ")),
-        );
+    if let Some(first) = done.iter().position(|done| !done) {
+        let cycle = cycle(first, &done, &before);
+        let names: Vec<&str> = cycle.iter().map(|n| nodes[*n].name.as_str()).collect();
+        let label = format!("each of these waits for the next, the last for the first: {}", names.join(", "));
+        report.push(Code::NowCycle, &nodes[cycle[0]].loc, label);
     }
     (sorted, before)
+}
+
+/// The cycle that one meets by going from what waits to what it waits for.
+fn cycle(start: usize, done: &[bool], before: &[BTreeSet<usize>]) -> Vec<usize> {
+    let mut path = vec![start];
+    let mut at = start;
+    while let Some(next) = before[at].iter().copied().find(|n| !done[*n]) {
+        if let Some(entry) = path.iter().position(|n| *n == next) {
+            return path.split_off(entry);
+        }
+        path.push(next);
+        at = next;
+    }
+    path
 }
 
 /// The same order without edges that others imply.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use unio_interface::{Access, Elem as Memory, Role as Outer};
 
 use super::order::{Node, NodeCount};
-use super::step::{ELEMENT_THREADS, Part, Planner};
+use super::step::{Bank, ELEMENT_THREADS, Part, Planner};
 use super::{Body, KernelPlan, Param, ProducerBody, ProducerStep, SignalPlan, Table, block};
 use crate::math::{Program, Role};
 use crate::model::{Group, Producer, Smoothing, Source};
@@ -38,7 +38,7 @@ impl Planner<'_> {
     }
 
     fn is_small(&self, producer: &Producer, program: &Program, group: Option<&Group>) -> bool {
-        let parts = self.parts(group);
+        let parts = self.producer_parts(producer, group);
         let count = |part: &Option<Part<'_>>| match self.elements(producer, program, part.as_ref()) {
             NodeCount::Fixed(n) => n,
             _ => usize::MAX,
@@ -103,15 +103,16 @@ impl Planner<'_> {
             let Some(tensor) = program.tensors.iter().position(|t| t.role == Role::Output && t.name == signal.target) else {
                 continue;
             };
-            let slot = params.len();
+            let only = self.model.slots.iter().any(|s| s.name == signal.slot && s.observed_only);
             let mut add = |what: &str, elem, len| {
                 params.push(pointer(&format!("{}_{what}", signal.target), elem, Access::InOut, Some(len), Outer::Scalar));
+                params.len() - 1
             };
-            add("slot", Memory::F32, 1);
-            add("observed", Memory::F32, 1);
-            add("smoothing", Memory::F32, law.states.len());
-            add("skipped", Memory::I32, 1);
-            signals.push(SignalPlan { tensor, slot, observed: slot + 1, states: slot + 2, skipped: slot + 3 });
+            let slot = (!only).then(|| add("slot", Memory::F32, 1));
+            let observed = add("observed", Memory::F32, 1);
+            let states = (!only).then(|| add("smoothing", Memory::F32, law.states.len()));
+            let skipped = add("skipped", Memory::I32, 1);
+            signals.push(SignalPlan { tensor, observed, skipped, smoothed: slot.zip(states) });
         }
         signals
     }
@@ -120,14 +121,14 @@ impl Planner<'_> {
         let name = group.map_or(producer.name.clone(), |g| format!("{}[{}]", producer.name, g.name));
         match kernels {
             Kernels::Whole(kernel) => {
-                let part = self.parts(group).into_iter().next().flatten();
+                let part = self.producer_parts(producer, group).into_iter().next().flatten();
                 let mut node = self.reading_node(producer, program, *kernel, group, part.as_ref());
                 self.add_signals(producer, group, &mut node);
                 node.name = name;
                 self.nodes.push(node);
             }
             Kernels::Steps { count, refine, finish, table } => {
-                let parts = self.parts(group);
+                let parts = self.producer_parts(producer, group);
                 self.add_tables(&name, table, parts.len());
                 for (n, part) in parts.iter().enumerate() {
                     self.add_step_node(producer, program, (&name, "count", n), (*count, table), group, part.as_ref());
@@ -195,13 +196,13 @@ impl Planner<'_> {
                 node.args.push((format!("{name}.sums"), first * table.sums));
             }
         } else {
-            node.parts = Some(self.parts(group).len());
+            node.parts = Some(self.producer_parts(producer, group).len());
             node.args.push((format!("{name}.rows"), 0));
             node.args.push((format!("{name}.refined"), first * table.refined_width()));
             node.needs.insert(format!("{name}.rows"));
         }
         node.gives.insert(format!("{name}.{}", if step == "count" { "rows" } else { "refined" }));
-        node.name = format!("{name}.{step}{}", if self.parts(group).len() > 1 { format!("[{n}]") } else { String::new() });
+        node.name = format!("{name}.{step}{}", if self.producer_parts(producer, group).len() > 1 { format!("[{n}]") } else { String::new() });
         self.nodes.push(node);
     }
 
@@ -232,19 +233,29 @@ impl Planner<'_> {
         for signal in &producer.signals {
             let Some(slot) = self.model.slots.iter().find(|s| s.name == signal.slot) else { continue };
             let member = group_name.map_or(signal.member, |_| self.slot_arg(slot, group_name));
-            let scratch = slot.scratch + member;
-            node.args.extend([
-                (String::from("isv"), slot.index + member),
-                (String::from("observed"), scratch),
-                (String::from("smoothing"), scratch * self.smoothing_stride),
-                (String::from("skipped"), scratch),
-            ]);
+            let (scratch, bank) = (slot.scratch + member, Bank::of(slot));
+            if !slot.observed_only {
+                node.args.push((String::from("isv"), slot.index + member));
+            }
+            node.args.push((bank.observed().to_owned(), scratch));
+            if !slot.observed_only {
+                node.args.push((bank.smoothing().to_owned(), scratch * self.smoothing_stride));
+            }
+            node.args.push((bank.skipped().to_owned(), scratch));
             node.writes.insert(signal.slot.clone());
             node.writes.insert(group_name.map_or(signal.slot.clone(), |g| format!("{}[{g}]", signal.slot)));
         }
         if group.is_some() {
             // A reader of another group's member must not wait for this one.
             node.writes.retain(|w| w.contains('['));
+        }
+    }
+
+    /// What the launches of a producer cover.
+    fn producer_parts<'b>(&self, producer: &Producer, group: Option<&'b Group>) -> Vec<Option<Part<'b>>> {
+        match producer.union {
+            0 | 1 => self.parts(group),
+            count => (0..count).map(|n| Some(Part::Member(n))).collect(),
         }
     }
 

@@ -6,7 +6,7 @@ use unio_interface::{Access, Elem as Memory, ResetPart, Role as Outer, When};
 
 use super::order::{Node, NodeCount, Place, direct, order, restrict_evaluation};
 use super::{BlockBody, Body, Buffer, Count, KernelPlan, Launch, Param, Plan, Reset, UpdateBody, block, memory_elem};
-use crate::diagnostics::{Code, Loc, Report};
+use crate::diagnostics::{Code, Report};
 use crate::equations::{Equations, Reader, StageEquations};
 use crate::math::{Elem, Program, Role, TensorId};
 use crate::model::{Group, Model, Network, Over, Slot, Source, Stage, Update, WireSource};
@@ -38,12 +38,39 @@ pub(super) fn plan(model: &Model, equations: &Equations, report: &mut Report) ->
     p.finish(stages, report)
 }
 
+/// Where observations lie: the numbered ones of a set, and those that it keeps out of the numbers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bank {
+    Listed,
+    Unlisted,
+}
+
+impl Bank {
+    pub(super) fn of(slot: &Slot) -> Self {
+        if slot.listed { Self::Listed } else { Self::Unlisted }
+    }
+
+    pub(super) fn observed(self) -> &'static str {
+        if self == Self::Listed { "observed" } else { "observed_unlisted" }
+    }
+
+    pub(super) fn smoothing(self) -> &'static str {
+        if self == Self::Listed { "smoothing" } else { "smoothing_unlisted" }
+    }
+
+    pub(super) fn skipped(self) -> &'static str {
+        if self == Self::Listed { "skipped" } else { "skipped_unlisted" }
+    }
+}
+
 /// What one launch of a group covers.
 pub(super) enum Part<'a> {
     /// Its range of the parameter buffer.
     Range(&'a Group),
     /// One external sub-buffer.
     Sub(&'a str),
+    /// One buffer of a union.
+    Member(usize),
 }
 
 pub(super) struct Planner<'a> {
@@ -54,7 +81,6 @@ pub(super) struct Planner<'a> {
     pub(super) nodes: Vec<Node>,
     /// States beside the mean that a slot has room for.
     pub(super) smoothing_stride: usize,
-    limits: Vec<(Loc, String)>,
 }
 
 impl<'a> Planner<'a> {
@@ -67,7 +93,6 @@ impl<'a> Planner<'a> {
             kernels: Vec::new(),
             nodes: Vec::new(),
             smoothing_stride,
-            limits: Vec::new(),
         }
     }
 
@@ -95,12 +120,20 @@ impl<'a> Planner<'a> {
 
     /// Slots, observations, smoothing states, scalar states, parameters and what the run fills.
     fn add_scalar_buffers(&mut self) {
-        let slots = self.model.slots.iter().map(|s| s.index + s.len()).max().unwrap_or(0);
-        let scratch = self.model.slots.iter().map(|s| s.scratch + s.len()).max().unwrap_or(0);
+        let end = |select: &dyn Fn(&Slot) -> bool, first: &dyn Fn(&Slot) -> usize| {
+            self.model.slots.iter().filter(|s| select(s)).map(|s| first(s) + s.len()).max().unwrap_or(0)
+        };
+        let slots = end(&|s| !s.observed_only, &|s| s.index);
+        let observed = |listed: bool| end(&|s| s.producer.is_some() && s.listed == listed, &|s| s.scratch);
+        let (listed, unlisted) = (observed(true), observed(false));
         self.add_kept("isv", vec![slots], Memory::F32);
-        self.add_kept("observed", vec![scratch], Memory::F32);
-        self.add_kept("smoothing", vec![scratch, self.smoothing_stride], Memory::F32);
-        self.add_kept("skipped", vec![scratch], Memory::I32);
+        for (bank, len) in [(Bank::Listed, listed), (Bank::Unlisted, unlisted)] {
+            if bank == Bank::Listed || len > 0 {
+                self.add_kept(bank.observed(), vec![len], Memory::F32);
+                self.add_kept(bank.smoothing(), vec![len, self.smoothing_stride], Memory::F32);
+                self.add_kept(bank.skipped(), vec![len], Memory::I32);
+            }
+        }
         self.add_kept("state", vec![self.model.states.len()], Memory::F32);
         self.add_externals();
         let Some(network) = &self.model.network else { return };
@@ -151,7 +184,7 @@ impl<'a> Planner<'a> {
             if let Some(slot) = self.model.slots.iter().find(|s| s.name == read.name) {
                 let member = self.slot_arg(slot, read.member.as_deref().or(group));
                 return match read.when {
-                    crate::spec::equation::When::Observed => (String::from("observed"), slot.scratch + member),
+                    crate::spec::equation::When::Observed => (Bank::of(slot).observed().to_owned(), slot.scratch + member),
                     _ => (String::from("isv"), slot.index + member),
                 };
             }
@@ -207,7 +240,7 @@ impl<'a> Planner<'a> {
             .position(|_| update.over != Over::Scalar)
             .filter(|_| update.over != Over::Scalar);
         let len = match &update.over {
-            Over::Group => None,
+            Over::Group | Over::Buffer { .. } => None,
             Over::Size { extent, .. } => Some(*extent),
             Over::Scalar => Some(1),
         };
@@ -227,7 +260,8 @@ impl<'a> Planner<'a> {
             };
             let any = tensor.shape.first() == Some(&0);
             // Scalar states lie in one bank of f32 words; everything else has the lowering's own real type.
-            let in_bank = tensor.role == Role::State && update.over != Over::Group;
+            let by_element = matches!(update.over, Over::Group | Over::Buffer { .. }) && any;
+            let in_bank = tensor.role == Role::State && !by_element;
             let elem = if in_bank {
                 scalar_elem(tensor.elem)
             } else {
@@ -319,7 +353,7 @@ impl<'a> Planner<'a> {
         let (name, count) = match (group_name, part) {
             (Some(g), Some(Part::Range(group))) => (format!("{}[{g}]", update.name), NodeCount::Fixed(group.range.1 - group.range.0)),
             (_, Some(Part::Sub(sub))) => (format!("{}[{sub}]", update.name), NodeCount::Of(names::stage_value(sub, "params"))),
-            _ => (update.name.clone(), NodeCount::None),
+            _ => (update.name.clone(), own_count(update)),
         };
         let reads = Self::scalar_reads(program, group_name);
         let evaluates = group.is_none() && !update.training_only;
@@ -339,6 +373,11 @@ impl<'a> Planner<'a> {
     }
 
     fn state_arg(&self, update: &Update, name: &str, part: Option<&Part<'_>>) -> Place {
+        if let Over::Buffer { element, buffer } = &update.over
+            && element == name
+        {
+            return (buffer.clone(), 0);
+        }
         if update.over != Over::Group {
             let word = self.model.states.iter().find(|s| s.name == name).map_or(0, |s| s.word);
             return (String::from("state"), word);
@@ -349,7 +388,7 @@ impl<'a> Planner<'a> {
             Some(Part::Sub(sub)) => (names::stage_value(sub, array), 0),
             Some(Part::Range(group)) if is_state => (names::update_state(&update.name, name), group.range.0),
             Some(Part::Range(group)) => (String::from("params"), group.range.0),
-            None => (String::from("params"), 0),
+            Some(Part::Member(_)) | None => (String::from("params"), 0),
         }
     }
 
@@ -357,7 +396,7 @@ impl<'a> Planner<'a> {
         let array = |whole: &str, name: &str| match part {
             Some(Part::Sub(sub)) => (names::stage_value(sub, name), 0),
             Some(Part::Range(group)) => (whole.to_owned(), group.range.0),
-            None => (whole.to_owned(), 0),
+            Some(Part::Member(_)) | None => (whole.to_owned(), 0),
         };
         match source {
             Some(Source::Params) => {
@@ -376,6 +415,10 @@ impl<'a> Planner<'a> {
                 needs.insert(name.clone());
                 (String::from(name), 0)
             }
+            Some(Source::Union(members)) => match part {
+                Some(Part::Member(n)) => self.source_arg(members.get(*n), None, needs),
+                _ => self.source_arg(members.first(), None, needs),
+            },
             None => (String::new(), 0),
         }
     }
@@ -684,9 +727,6 @@ impl<'a> Planner<'a> {
                 );
             }
         }
-        for (loc, label) in &self.limits {
-            report.push(Code::SharedTooLarge, loc, label.clone());
-        }
     }
 
     fn finish(mut self, stages: Vec<(String, usize, Option<usize>)>, report: &mut Report) -> Plan {
@@ -782,15 +822,17 @@ fn resets(p: &Planner<'_>) -> Vec<Reset> {
 
 /// Slot, observation and smoothing state are parts of one contract: they go back together.
 fn slot_parts(p: &Planner<'_>, slot: &Slot) -> Vec<ResetPart> {
-    let (len, stride) = (slot.len(), p.smoothing_stride);
-    let mut parts = vec![part(p.buffer("isv"), slot.index, len, 0.0)];
+    let (len, stride, bank) = (slot.len(), p.smoothing_stride, Bank::of(slot));
+    let mut parts = Vec::new();
+    if !slot.observed_only {
+        parts.push(part(p.buffer("isv"), slot.index, len, 0.0));
+    }
     if slot.producer.is_some() {
-        parts.push(part(p.buffer("observed"), slot.scratch, len, 0.0));
-        parts.push(ResetPart {
-            int: true,
-            ..part(p.buffer("skipped"), slot.scratch, len, 0.0)
-        });
-        parts.push(part(p.buffer("smoothing"), slot.scratch * stride, len * stride, 0.0));
+        parts.push(part(p.buffer(bank.observed()), slot.scratch, len, 0.0));
+        parts.push(ResetPart { int: true, ..part(p.buffer(bank.skipped()), slot.scratch, len, 0.0) });
+    }
+    if slot.producer.is_some() && !slot.observed_only {
+        parts.push(part(p.buffer(bank.smoothing()), slot.scratch * stride, len * stride, 0.0));
     }
     parts
 }
@@ -827,6 +869,13 @@ fn pointer_tensors(body: &BlockBody) -> Vec<(usize, TensorId)> {
         .iter()
         .filter_map(|(id, home)| Some((home.global?, *id)))
         .collect()
+}
+
+fn own_count(update: &Update) -> NodeCount {
+    match &update.over {
+        Over::Buffer { buffer, .. } => NodeCount::Of(buffer.clone()),
+        _ => NodeCount::None,
+    }
 }
 
 fn param_total(network: &Network) -> usize {

@@ -99,6 +99,8 @@ pub struct Slot {
     /// Index in the ISV.
     #[schemars(with = "Option<u32>")]
     pub index: Option<Spanned<u32>>,
+    /// How many indices it takes; 1 if left out.
+    pub count: Option<u32>,
     /// Kept free; nobody reads or writes it.
     #[serde(default)]
     pub reserved: bool,
@@ -150,8 +152,13 @@ pub struct Producer {
     #[schemars(with = "Option<String>")]
     pub each: Option<Str>,
     /// Names in the signal, and the buffers they stand for.
+    #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     pub read: Named<Str>,
+    /// Names in the signal that stand for the union of several buffers.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, Vec<String>>")]
+    pub union: Named<Vec<Str>>,
     /// One signal, or several that share one read of the buffers.
     pub signal: Signals,
     /// Index of the slot (of its first member), where one signal stands alone.
@@ -168,6 +175,9 @@ pub struct Producer {
     /// For people only: no reader is needed.
     #[serde(default)]
     pub monitoring: bool,
+    /// Keeps the observation out of the numbered ones.
+    #[serde(default)]
+    pub unlisted: bool,
 }
 
 /// The signals of a producer.
@@ -192,6 +202,9 @@ pub struct SignalKeys {
     /// Index of its observation (of the first member's).
     #[schemars(with = "Option<u32>")]
     pub scratch: Option<Spanned<u32>>,
+    /// An observation for other entries to read, with no slot and no smoothing.
+    #[serde(default)]
+    pub observed_only: bool,
     /// The signal's expression.
     #[schemars(with = "Option<String>")]
     pub value: Option<Str>,
@@ -203,6 +216,8 @@ pub struct SignalKeys {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub members: Vec<Str>,
+    /// How many members a family has, where they have no names.
+    pub count: Option<u32>,
     /// Name of the index that tells the members apart in `value`.
     #[schemars(with = "Option<String>")]
     pub index: Option<Str>,
@@ -285,7 +300,8 @@ pub struct UpdateState {
 pub struct Update {
     /// The law in words, with its source.
     pub doc: String,
-    /// `"group"`: every element of a parameter group; `"scalar"`: once; or `"b: B"`: over a size of the model.
+    /// `"group"`: every element of a parameter group; `"scalar"`: once; `"b: B"`: over a size of the model; or `"x: NAME"`:
+    /// every element x of an external buffer, in place.
     #[schemars(with = "String")]
     pub over: Str,
     /// Whether it is part of the optimization alone, so that an evaluation leaves it out.

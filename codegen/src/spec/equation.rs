@@ -222,6 +222,14 @@ fn parse_with<T>(
     parser: impl FnOnce(ParseStream<'_>) -> syn::Result<T>,
 ) -> Option<T> {
     let plain = without_comments(&text.value);
+    if let Some((at, c)) = plain.char_indices().find(|(_, c)| !is_of_equations(*c)) {
+        let loc = text.at(at..at + c.len_utf8());
+        match c {
+            '^' => report.push_note(Code::EquationLex, &loc, "there is no power", "write square(x), or a product"),
+            c => report.push(Code::EquationLex, &loc, format!("`{}` belongs to no equation", shown(c))),
+        }
+        return None;
+    }
     if let Err((code, at, label)) = check_brackets(&plain) {
         report.push(code, &text.at(at..at + 1), label);
         return None;
@@ -239,6 +247,18 @@ fn parse_with<T>(
         .parse2(tokens)
         .map_err(|error| report_syntax(text, &error, report))
         .ok()
+}
+
+/// A letter as it is, a control character by its number.
+fn shown(c: char) -> String {
+    match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    }
+}
+
+fn is_of_equations(c: char) -> bool {
+    c.is_alphanumeric() || c.is_whitespace() || "_+-*/<>=!&|()[]{}.,;".contains(c)
 }
 
 fn report_syntax(text: &Text, error: &syn::Error, report: &mut Report) {

@@ -130,6 +130,21 @@ impl Session {
             .try_for_each(|launch| self.launch(launch, &mut args))
     }
 
+    /// Launches, in order, only what the training step launches of one entry, such as a producer; for tests and tools.
+    ///
+    /// Errors: as for [`Session::run`]; an unknown entry.
+    pub fn run_entry(&mut self, entry: &str) -> Result<()> {
+        let is_part = |name: &str| name.strip_prefix(entry).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+        let launches: Vec<&Prepared> = self.train.launches.iter().filter(|launch| is_part(&launch.name)).collect();
+        if launches.is_empty() {
+            return Err(self.unknown("entry", entry, self.train.launches.iter().map(|l| &l.name)));
+        }
+        let buffers = launches.iter().filter(|launch| launch.config.grid > 0).flat_map(|launch| launch.buffers());
+        let unbound: Vec<usize> = buffers.filter(|buffer| self.memories[*buffer].is_none()).collect();
+        self.bound(&unbound)?;
+        launches.into_iter().try_for_each(|launch| self.launch(launch, &mut Vec::new()))
+    }
+
     /// Launches one kernel of a stage with the arguments it has in the step; for gradient checks.
     ///
     /// Errors: as for [`Session::run`]; an unknown stage; a stage without an adjoint.

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Runs the kernel tests and a short training, on a machine without Rust:
+#   run.sh                      everything
+#   run.sh sanitize [FILTER…]   the kernel tests under each tool of compute-sanitizer
+#
+# UNIO_TEST_DEVICE   cuda (default) or emulator
+# UNIO_NVRTC_DIR     the folder of libnvrtc, where it is not found by itself
+# OUT                folder for results (default: out)
+# LIMIT              seconds that one program may take (default: 900)
+set -uo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "${OUT:-out}"
+out=$(cd "${OUT:-out}" && pwd)
+limit=${LIMIT:-900}
+export UNIO_TEST_DEVICE=${UNIO_TEST_DEVICE:-cuda}
+export UNIO_TEST_FIXTURES=$here/tests/fixtures
+: >"$out/summary.txt"
+failed=0
+
+# NVRTC that came as a Python package is in no folder that a loader searches.
+packaged_nvrtc() {
+    python3 - <<'PYTHON' 2>/dev/null
+import glob, sys
+found = [p for d in sys.path for p in glob.glob(d + "/nvidia/*/lib/libnvrtc.so*")]
+print(found[0].rsplit("/", 1)[0] if found else "")
+PYTHON
+}
+
+# Runs a command, with its output in a log, and notes how it ended.
+step() {
+    local name=$1 began=$SECONDS status=0
+    shift
+    timeout "$limit" "$@" >"$out/$name.log" 2>&1 || status=$?
+    local words=ok
+    if [ "$status" -eq 124 ]; then
+        words="stopped after $limit s"
+    elif [ "$status" -ne 0 ]; then
+        words="failed with $status"
+    fi
+    [ "$status" -eq 0 ] || failed=1
+    printf '%-22s %s (%d s)\n' "$name" "$words" "$((SECONDS - began))" | tee -a "$out/summary.txt"
+    # What a passing test printed is in the log; of a failing one the end is shown.
+    [ "$status" -eq 0 ] || tail -n 40 "$out/$name.log"
+}
+
+everything() {
+    for program in "$here"/bin/test-*; do
+        step "$(basename "$program")" "$program" --nocapture
+    done
+    step train "$here/bin/trainer" train "$here/specs/runs/sp500.toml" --device "$UNIO_TEST_DEVICE" \
+        --epochs 1 --folds 1 --out "$out/train"
+}
+
+sanitize() {
+    local sanitizer
+    sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+    if [ ! -x "$sanitizer" ]; then
+        echo "error: no compute-sanitizer on the PATH nor in /usr/local/cuda/bin: install the CUDA toolkit" >&2
+        exit 2
+    fi
+    for tool in memcheck racecheck initcheck synccheck; do
+        step "sanitize-$tool" "$sanitizer" --tool "$tool" --error-exitcode 1 \
+            "$here/bin/test-kernels" --test-threads 1 "$@"
+    done
+}
+
+if [ -z "${UNIO_NVRTC_DIR:-}" ]; then
+    UNIO_NVRTC_DIR=$(packaged_nvrtc)
+    export UNIO_NVRTC_DIR
+fi
+case ${1:-} in
+'') everything ;;
+sanitize)
+    shift
+    sanitize "$@"
+    ;;
+*)
+    echo "usage: run.sh [sanitize [FILTER…]]" >&2
+    exit 2
+    ;;
+esac
+exit "$failed"

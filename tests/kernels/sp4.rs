@@ -1,0 +1,250 @@
+//! The SP4 control plane: what the tests of the first, hand-written system asked for, and more.
+
+use std::collections::BTreeMap;
+
+use unio::device::Real;
+use unio::interface::{Artefacts, Elem};
+use unio::random::Stream;
+use unio::{Phase, Session};
+use unio_tests::{compile_set, device};
+
+use crate::producers::{close, normal, quantile};
+
+/// Sizes that cross warps, blocks and the reach of one block.
+const SIZES: [usize; 8] = [1, 31, 32, 33, 255, 256, 257, 4096];
+
+/// A session in which every buffer holds something, and buffers that a test gives.
+struct Plane {
+    artefacts: Artefacts,
+    session: Session,
+}
+
+impl Plane {
+    fn new(given: &[(&str, &[f64])]) -> Self {
+        let artefacts = compile_set("sp4").artefacts;
+        let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
+        let given: BTreeMap<&str, &[f64]> = given.iter().copied().collect();
+        for buffer in artefacts.program.as_ref().unwrap().buffers.iter().filter(|b| b.external) {
+            let row: usize = buffer.shape.iter().filter(|n| **n > 0).product();
+            let stream = Stream::new(7, &buffer.name);
+            let filler: Vec<f64> = (0..buffer.len.unwrap_or(8 * row)).map(|n| 0.1 + 0.05 * stream.symmetric(n as u64)).collect();
+            let values = given.get(buffer.name.as_str()).copied().unwrap_or(&filler);
+            assert_eq!(buffer.elem, Elem::Real);
+            session.write_real(&buffer.name, values).unwrap();
+        }
+        Self { artefacts, session }
+    }
+
+    fn run(&mut self, entry: &str) {
+        self.session.run_entry(entry).unwrap();
+    }
+
+    fn slots(&self, family: &str) -> Vec<f64> {
+        self.session.slot_named(family).unwrap().into_iter().map(f64::from).collect()
+    }
+
+    fn slot(&self, family: &str) -> f64 {
+        self.slots(family)[0]
+    }
+
+    /// Observations that are not zero, by index.
+    fn observed(&self) -> BTreeMap<usize, f64> {
+        let observed = self.session.dump("observed").unwrap();
+        observed.into_iter().enumerate().filter(|(_, x)| *x != 0.0).collect()
+    }
+
+    /// Observations that a slot family owns.
+    fn own(&self, families: &[&str]) -> Vec<usize> {
+        let slots = self.artefacts.slots.iter().filter(|s| families.contains(&s.name.as_str()));
+        let mut own: Vec<usize> = slots.flat_map(|s| s.scratch.unwrap()..s.scratch.unwrap() + s.members.len().max(1)).collect();
+        own.sort_unstable();
+        own
+    }
+}
+
+#[test]
+fn the_sums_of_the_layout_hold() {
+    let artefacts = compile_set("sp4").artefacts;
+    assert_eq!(artefacts.isv_len, 173);
+    let listed = artefacts.slots.iter().filter(|s| s.scratch.is_some()).map(|s| s.members.len().max(1)).sum::<usize>();
+    assert_eq!(listed, 71);
+    let buffers = &artefacts.program.as_ref().unwrap().buffers;
+    let len = |name: &str| buffers.iter().find(|b| b.name == name).unwrap().len.unwrap();
+    assert_eq!((len("observed"), len("smoothing")), (71, 213));
+}
+
+#[test]
+fn each_p99_equals_the_sorted_truth() {
+    for (producer, slot, buffer) in [
+        ("target_q_bound", "target_q_bound", "target_q"),
+        ("h_s2_bound", "h_s2_bound", "save_h_s2"),
+        ("bw_d_h_s2_bound", "bw_d_h_s2_bound", "bw_d_h_s2"),
+    ] {
+        for n in SIZES {
+            let data = normal(n);
+            let mut plane = Plane::new(&[(buffer, &data)]);
+            plane.run(producer);
+            close(&format!("{slot} of {n}"), plane.slot(slot), quantile(&data, 0.99), 0.005);
+            assert_eq!(plane.observed().into_keys().collect::<Vec<_>>(), plane.own(&[slot]), "another's observation was written");
+        }
+    }
+}
+
+#[test]
+fn branches_keep_their_scales_apart() {
+    let base = normal(4096);
+    let scaled: Vec<Vec<f64>> = [1.0, 10.0, 100.0, 1000.0].iter().map(|s| base.iter().map(|x| x * s).collect()).collect();
+    let names = ["atom_positions_0", "atom_positions_1", "atom_positions_2", "atom_positions_3"];
+    let given: Vec<(&str, &[f64])> = names.into_iter().zip(scaled.iter().map(Vec::as_slice)).collect();
+    let mut plane = Plane::new(&given);
+    plane.run("atom_positions");
+    for (got, data) in plane.slots("atom_pos_bound").into_iter().zip(&scaled) {
+        close("branch", got, quantile(data, 0.99), 0.005);
+    }
+    assert_eq!(plane.observed().into_keys().collect::<Vec<_>>(), plane.own(&["atom_pos_bound"]));
+}
+
+#[test]
+fn a_union_is_measured_as_one_in_either_order() {
+    for n in [1, 33, 256, 4096] {
+        let (a, b) = (normal(n), normal(2 * n + 1).into_iter().map(|x| 3.0 * x).collect::<Vec<_>>());
+        let all: Vec<f64> = a.iter().chain(&b).copied().collect();
+        let mut plane = Plane::new(&[("d_value_logits", &a), ("d_adv_logits", &b)]);
+        plane.run("q_dir_grad_bound");
+        let slot = plane.slot("q_dir_grad_bound");
+        close(&format!("union of {n}"), slot, quantile(&all, 0.99), 0.005);
+        let mut swapped = Plane::new(&[("d_value_logits", &b), ("d_adv_logits", &a)]);
+        swapped.run("q_dir_grad_bound");
+        assert_eq!(slot, swapped.slot("q_dir_grad_bound"));
+    }
+}
+
+#[test]
+fn the_oracle_measures_every_group_and_the_union_of_curiosity() {
+    let sizes = [1024, 32, 1024, 32];
+    let subs = ["curiosity_w1", "curiosity_b1", "curiosity_w2", "curiosity_b2"];
+    let mut arrays: Vec<(String, Vec<f64>)> = Vec::new();
+    for (k, (sub, n)) in subs.iter().zip(sizes).enumerate() {
+        for (j, array) in ["params", "grads", "m", "v"].into_iter().enumerate() {
+            let shift = 1000 * (4 * k + j);
+            let data = normal(shift + n)[shift..].iter().map(|x| x * (1.0 + j as f64)).collect();
+            arrays.push((format!("{sub}.{array}"), data));
+        }
+    }
+    let trunk: Vec<(String, Vec<f64>)> =
+        ["params", "grads", "m", "v"].iter().enumerate().map(|(j, a)| (format!("dqn_trunk_all.{a}"), normal(20_000 + j))).collect();
+    arrays.extend(trunk);
+    let given: Vec<(&str, &[f64])> = arrays.iter().map(|(n, d)| (n.as_str(), d.as_slice())).collect();
+    let lengths_agree: Vec<(&str, &[f64])> = given.iter().map(|(n, d)| (*n, if n.starts_with("dqn_trunk") { &d[..20_000] } else { *d })).collect();
+    let mut plane = Plane::new(&lengths_agree);
+    plane.run("param_group_oracle");
+    let all = |names: &[&str], array: &str| -> Vec<f64> {
+        names.iter().flat_map(|sub| lengths_agree.iter().find(|(n, _)| *n == format!("{sub}.{array}")).unwrap().1.to_vec()).collect()
+    };
+    for (group, names) in [(7, &subs[..]), (0, &["dqn_trunk_all"][..])] {
+        let (w, g) = (all(names, "params"), all(names, "grads"));
+        let ratio = w.iter().zip(&g).map(|(w, g)| w * g).sum::<f64>().abs() / w.iter().map(|w| w * w).sum::<f64>();
+        close("weight bound", plane.slots("weight_bound")[group], quantile(&w, 0.99), 0.005);
+        close("m bound", plane.slots("adam_m_bound")[group], quantile(&all(names, "m"), 0.99), 0.005);
+        close("v bound", plane.slots("adam_v_bound")[group], quantile(&all(names, "v"), 0.99), 0.005);
+        close("decay", plane.slots("wd_rate")[group], ratio, 0.001);
+    }
+    let own = plane.own(&["weight_bound", "adam_m_bound", "adam_v_bound", "wd_rate"]);
+    assert_eq!(plane.observed().into_keys().collect::<Vec<_>>(), own);
+}
+
+#[test]
+fn the_first_systems_closed_forms_hold() {
+    let constant = vec![5.0; 4 * 64];
+    let labels: Vec<f64> = (0..256).map(|n| if n % 2 == 0 { 3.0 } else { -3.0 }).collect();
+    let gate = vec![1.0 / 8.0; 128 * 8];
+    let mask: Vec<f64> = (0..128 * 6).map(|n| ((n % 6) + 1) as f64 / 21.0).collect();
+    let iqn: Vec<f64> = (0..32 * 5 * 12).map(|n| ((n / 12 % 5) + 1) as f64 * 0.7).collect();
+    let rewards: Vec<f64> = (0..128 * 6).map(|n| if (n / 6) % 2 == 0 { 1.0 } else { -1.0 } * ((n % 6) + 1) as f64).collect();
+    let mut plane = Plane::new(&[
+        ("save_h_s2", &constant),
+        ("aux_labels", &labels),
+        ("moe_gate", &gate),
+        ("vsn_mask", &mask),
+        ("iqn_q", &iqn),
+        ("reward_components", &rewards),
+        ("observed_grad_norm", &[42.0]),
+        ("aux_next_bar_loss", &[0.5]),
+        ("aux_regime_loss", &[1.2]),
+    ]);
+    for entry in ["grad_clip_bound", "h_s2_rms_ema", "aux_label_scale", "moe", "vsn_mask", "iqn_quantiles", "rewards", "aux_next_bar_mse", "aux_regime_ce"] {
+        plane.run(entry);
+    }
+    let observed = plane.session.dump("observed").unwrap();
+    assert_eq!((observed[38], plane.slot("grad_clip_bound")), (42.0, 42.0));
+    close("rms", plane.slot("h_s2_rms_ema"), 5.0, 1e-5);
+    close("labels", plane.slot("aux_label_scale"), 3.0, 1e-5);
+    plane.slots("moe_expert_util").into_iter().for_each(|u| close("expert", u, 0.125, 1e-6));
+    close("entropy", plane.slot("moe_gate_entropy"), 8f64.ln(), 1e-5);
+    plane.slots("vsn_mask_ema").into_iter().enumerate().for_each(|(g, m)| close("mask", m, (g + 1) as f64 / 21.0, 1e-5));
+    for (name, tau) in [("iqn_q_p05", 1.0), ("iqn_q_p25", 2.0), ("iqn_q_p75", 4.0), ("iqn_q_p95", 5.0)] {
+        close(name, plane.slot(name), tau * 0.7, 1e-5);
+    }
+    plane.slots("reward_component_ema").into_iter().enumerate().for_each(|(c, r)| close("reward", r, (c + 1) as f64, 1e-5));
+    assert_eq!((plane.slot("aux_next_bar_mse"), plane.slot("aux_regime_ce")), (0.5, f64::from(1.2f32)));
+    let smoothing = plane.session.dump("smoothing").unwrap();
+    assert_eq!(smoothing[38 * 3..38 * 3 + 2], [0.0, 0.0], "Pearl A leaves the variances alone");
+}
+
+#[test]
+fn clamps_leave_nothing_beyond_their_bounds_and_keep_the_order() {
+    let mut data = normal(4096);
+    data[5] = f64::INFINITY;
+    data[6] = f64::NAN;
+    let finite: Vec<f64> = data.iter().copied().filter(|x| x.is_finite()).collect();
+    let mut plane = Plane::new(&[("save_h_s2", &data)]);
+    plane.session.run(Phase::Train).unwrap();
+    let bound = plane.slot("h_s2_bound");
+    close("the producer sees the values before the clamp", bound, quantile(&finite, 0.99), 0.005);
+    let after = plane.session.dump("save_h_s2").unwrap();
+    assert!(after.iter().all(|x| x.is_finite() && x.abs() <= bound.max(1.0)));
+    assert_eq!((after[5], after[6]), (0.0, 0.0));
+}
+
+#[test]
+fn l1_rises_as_the_gradient_concentrates() {
+    let even = vec![0.5; 20 * 48];
+    let mut one = vec![0.0; 20 * 48];
+    (0..20).for_each(|row| one[row * 48 + 3] = 1.0);
+    let lambda = |grads: &[f64]| {
+        let mut plane = Plane::new(&[("trunk_input_grads", grads), ("dqn_trunk_all.params", &[2.0; 40]), ("dqn_trunk_all.grads", &[1.0; 40]), ("dqn_trunk_all.m", &[0.1; 40]), ("dqn_trunk_all.v", &[0.1; 40])]);
+        plane.run("param_group_oracle");
+        plane.run("l1_oracle");
+        plane.slot("l1_lambda_trunk")
+    };
+    assert!(lambda(&even).abs() < 1e-5, "{}", lambda(&even));
+    close("all in one column", lambda(&one), 0.5, 1e-5);
+    assert_eq!(lambda(&vec![0.0; 20 * 48]), 0.0);
+}
+
+#[test]
+fn a_constant_signal_is_within_a_percent_and_a_step_is_tracked() {
+    let mut plane = Plane::new(&[("aux_next_bar_loss", &[0.5])]);
+    plane.run("aux_next_bar_mse");
+    assert_eq!(plane.slot("aux_next_bar_mse"), 0.5);
+    for _ in 0..1000 {
+        plane.run("aux_next_bar_mse");
+    }
+    close("constant", plane.slot("aux_next_bar_mse"), 0.5, 0.01);
+    plane.session.write_real("aux_next_bar_loss", &[2.0]).unwrap();
+    for _ in 0..1000 {
+        plane.run("aux_next_bar_mse");
+    }
+    close("step", plane.slot("aux_next_bar_mse"), 2.0, 0.01);
+}
+
+#[test]
+fn a_whole_step_runs_and_every_slot_with_a_producer_lives() {
+    let mut plane = Plane::new(&[]);
+    plane.session.run(Phase::Train).unwrap();
+    plane.session.run(Phase::Train).unwrap();
+    assert_eq!(plane.session.first_non_finite().unwrap().map(|f| f.to_string()), None);
+    for slot in plane.artefacts.slots.iter().filter(|s| s.producer.is_some() && s.name != "l1_lambda_trunk") {
+        assert!(plane.slots(&slot.name).iter().all(|x| *x != 0.0), "{}", slot.name);
+    }
+}
