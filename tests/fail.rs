@@ -5,6 +5,7 @@ use std::path::Path;
 
 use unio_codegen::diagnostics::Code;
 use unio_codegen::{Diagnostics, compile_texts};
+use unio_tests::fixtures::{borrowed, files};
 use unio_tests::{MANIFEST, fixture, fixture_text};
 
 /// Codes that no spec text provokes; each has a test of another kind, or stands for a fault of ours.
@@ -188,29 +189,7 @@ fn outcome(path: &Path) -> String {
 
 fn outcome_of(path: &Path) -> Option<Diagnostics> {
     let files = files(&std::fs::read_to_string(path).unwrap());
-    let texts: Vec<(&str, &str)> = files.iter().map(|(p, t)| (p.as_str(), t.as_str())).collect();
-    compile_texts(&texts).err()
-}
-
-/// A fixture as the files of a set. Its first lines may say `# with: NAME, ...` for shared files of `fail/with/`, and
-/// `# no manifest`; a line `# file: NAME` starts another file.
-fn files(text: &str) -> Vec<(String, String)> {
-    let mut files = vec![("t/spec.toml".to_owned(), String::new())];
-    for line in text.split_inclusive('\n') {
-        match line.strip_prefix("# file: ") {
-            Some(name) => files.push((format!("t/{}", name.trim()), String::new())),
-            None => files.last_mut().unwrap().1.push_str(line),
-        }
-    }
-    let first = text.lines().next().unwrap_or_default();
-    for name in first.strip_prefix("# with: ").iter().flat_map(|names| names.split(", ")) {
-        files.push((format!("t/with_{name}.toml"), fixture_text(&format!("fail/with/{name}.toml"))));
-    }
-    let has_manifest = files.iter().any(|(path, _)| path == "t/unio.toml") || first == "# no manifest";
-    if !has_manifest {
-        files.push(("t/unio.toml".to_owned(), MANIFEST.to_owned()));
-    }
-    files
+    compile_texts(&borrowed(&files)).err()
 }
 
 /// What no sensible person writes: it may be refused, it may even compile, but nothing may panic or run for long.
@@ -437,8 +416,7 @@ proptest::proptest! {
         if file % 3 > 0 {
             text.push_str(rest.split_once('\n').map_or("", |(_, rest)| rest));
         }
-        let texts: Vec<(&str, &str)> = texts.iter().map(|(p, t)| (p.as_str(), t.as_str())).collect();
-        if let Err(found) = compile_texts(&texts) {
+        if let Err(found) = compile_texts(&borrowed(&texts)) {
             proptest::prop_assert!(!found.to_string().is_empty());
             proptest::prop_assert!(found.findings().iter().all(|f| f.code != Code::Internal), "{}", found);
         }

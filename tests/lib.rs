@@ -1,5 +1,7 @@
 //! What tests share: fixtures as spec sets, and the device that tests run on.
 
+pub mod fixtures;
+
 use std::path::{Path, PathBuf};
 
 use unio::device::{Device, DeviceError, EmulatorOptions, Target, ThreadOrder};

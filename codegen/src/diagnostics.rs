@@ -110,6 +110,7 @@ codes! {
     ArityMismatch   "U0309" "the function takes another number of arguments" => "see the README under \"Equations\""
     IndexUnbound    "U0310" "an index of the left side is not used on the right, so nothing gives its extent" => "declare the value with a shape"
     WriteForbidden  "U0311" "this cannot be assigned" => "inputs, tables, parameters and slots are read only; state is written as `next.NAME`"
+    IndexOutside    "U0312" "the index lies outside the tensor" => "indices begin at 0 and end one below the size"
     // Wiring.
     SizeUnknown     "U0401" "the size of a dimension is not known" => "give it in the model's `size`, or in the stage's"
     InputMissing    "U0402" "an input of the block is not wired" => "add it to the stage's `input`"

@@ -151,12 +151,12 @@ fn producer_program(model: &Model, producer: &crate::model::Producer, report: &m
         scalar: &scalar,
     };
     let mut declared = Vec::new();
-    for (name, _, shape) in &producer.read {
+    for (name, _, shape, elem) in &producer.read {
         let loc = producer.loc.clone();
         declared.push(crate::math::Declared {
             name: name.clone(),
             role: Role::Table,
-            elem: Elem::Real,
+            elem: *elem,
             shape: shape.clone(),
             sliced: false,
             loc,
@@ -201,7 +201,7 @@ fn is_not_negative(value: &crate::math::Expr) -> bool {
 
 fn signal_statement(name: &str, expr: &Expr) -> Statement {
     let name = Name { text: name.to_owned(), loc: expr.loc.clone() };
-    Statement { target: Target { next: false, name, indices: Vec::new() }, value: expr.clone(), when: None }
+    Statement { target: Target { next: false, count: false, name, indices: Vec::new() }, value: expr.clone(), when: None }
 }
 
 /// Finds a slot or a state by name.
@@ -235,11 +235,6 @@ fn scalar(
                 return None;
             }
             _ => {}
-        }
-        if slot.observed_only && when != When::Observed {
-            let cure = format!("write `observed.{}`", slot.name);
-            report.push_note(Code::NameUnknown, &name.loc, format!("`{}` is an observation without a slot", slot.name), cure);
-            return None;
         }
         if when == When::Observed && slot.producer.is_none() {
             report.push_note(

@@ -248,3 +248,65 @@ fn a_whole_step_runs_and_every_slot_with_a_producer_lives() {
         assert!(plane.slots(&slot.name).iter().all(|x| *x != 0.0), "{}", slot.name);
     }
 }
+
+/// The pushed weights: `n` of them, just inside 1, driven outwards.
+fn pushed(n: usize) -> Vec<(&'static str, Vec<f64>)> {
+    vec![
+        ("iqn_all.params", (0..n).map(|k| if k % 4 == 0 { 0.999 } else { 0.1 }).collect()),
+        ("iqn_all.grads", vec![-1.0; n]),
+        ("iqn_all.m", vec![0.0; n]),
+        ("iqn_all.v", vec![0.0; n]),
+    ]
+}
+
+#[test]
+fn engagement_is_counted_block_by_block_and_nowhere_else() {
+    for n in [1, 255, 257, 4096, 70_001] {
+        let given = pushed(n);
+        let given: Vec<(&str, &[f64])> = given.iter().map(|(name, data)| (*name, data.as_slice())).collect();
+        let mut plane = Plane::new(&given);
+        plane.session.set_state_named("learning_rate", 0.01).unwrap();
+        plane.session.run(Phase::Train).unwrap();
+        let counts = plane.session.dump("clamp_engage").unwrap();
+        assert_eq!(counts.len(), 2816);
+        let own = counts[3 * 256..4 * 256].iter().sum::<f64>();
+        assert_eq!(own as usize, n.div_ceil(4), "of {n}");
+        assert_eq!(counts.iter().sum::<f64>(), own, "another group's counts were written");
+        let weights = plane.session.dump("iqn_all.params").unwrap();
+        assert!(weights.iter().all(|w| w.abs() <= 1.0));
+    }
+}
+
+#[test]
+fn a_sustained_excess_raises_the_bound_and_a_fold_forgets_it() {
+    let given = pushed(1000);
+    let given: Vec<(&str, &[f64])> = given.iter().map(|(name, data)| (*name, data.as_slice())).collect();
+    let mut plane = Plane::new(&given);
+    plane.session.set_state_named("learning_rate", 0.01).unwrap();
+    for _ in 0..60 {
+        plane.session.run(Phase::Train).unwrap();
+    }
+    let beside = plane.session.dump("beside").unwrap();
+    let (excess, steps) = (beside[3], beside[8 + 3]);
+    assert!(excess > 0.2, "{beside:?}");
+    assert!(steps > 50.0, "{beside:?}");
+    plane.session.reset(unio::When::Fold).unwrap();
+    assert!(plane.session.dump("beside").unwrap().iter().all(|x| *x == 0.0));
+    assert!(plane.session.dump("clamp_engage").unwrap().iter().all(|x| *x == 0.0));
+}
+
+#[test]
+fn a_fold_returns_slots_and_their_smoothing_together() {
+    let mut plane = Plane::new(&[]);
+    plane.session.run(Phase::Train).unwrap();
+    plane.session.run(Phase::Train).unwrap();
+    let slow = plane.session.state_named("grad_norm_slow").unwrap();
+    assert!(slow > 0.0);
+    plane.session.reset(unio::When::Fold).unwrap();
+    for name in ["isv", "observed", "smoothing"] {
+        assert!(plane.session.dump(name).unwrap().iter().all(|x| *x == 0.0), "{name}");
+    }
+    assert_eq!(plane.session.state_named("utilization_ema").unwrap(), 1.0);
+    assert_eq!(plane.session.state_named("grad_norm_fast").unwrap(), 0.0);
+    assert_eq!(plane.session.state_named("grad_norm_slow").unwrap(), slow, "the slow average survives a fold");
+}

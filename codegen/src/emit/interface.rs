@@ -24,7 +24,7 @@ pub(super) fn artefacts(
     sources: Vec<Source>,
 ) -> Artefacts {
     let readers = readers(model, equations);
-    let slots: Vec<Slot> = model.slots.iter().filter(|s| !s.observed_only).map(|s| slot(s, &readers)).collect();
+    let slots: Vec<Slot> = model.slots.iter().filter(|s| s.is_in_isv()).map(|s| slot(s, &readers)).collect();
     let states: Vec<State> = model.states.iter().map(|s| state(s, &readers)).collect();
     let resets = plan
         .resets

@@ -88,7 +88,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
             add_statistic(&mut text, n, statistic.kind, Vec::new(), String::new());
             continue;
         }
-        let places = Equations { program: &body.program, pointers: pointers.clone(), scalars: scalars.clone(), values: BTreeMap::new() };
+        let places = Equations { program: &body.program, pointers: pointers.clone(), scalars: scalars.clone(), values: BTreeMap::new(), counting: BTreeMap::new() };
         let vars = BTreeMap::from([(statistic.element, "e".to_owned())]);
         let mut printer = Printer { program: &body.program, places: &places, vars, namer };
         let mut before = Vec::new();
@@ -201,7 +201,7 @@ fn smooth(
         program: &body.program,
         pointers: pointers.clone(),
         scalars: scalars.to_vec(),
-        values: results.clone(),
+        values: results.clone(), counting: BTreeMap::new()
     };
     let mut namer = namer.clone();
     let x = namer.unique(&format!("{}_x", body.program.tensors[signal.tensor].name));
@@ -272,6 +272,7 @@ fn law(body: &ProducerBody, (slot, states): (&str, &str), x: &str, namer: Namer)
         pointers,
         scalars: Vec::new(),
         values,
+        counting: BTreeMap::new(),
     }
     .lower(None, namer)
     .0

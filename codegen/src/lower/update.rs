@@ -5,71 +5,81 @@ use std::collections::BTreeMap;
 use unio_interface::{Grid, Shared};
 
 use super::expr::{Code, Namer, Places, Printer, flat, register_type};
-use super::{KernelBody, Lowered, Op};
+use super::{KernelBody, Lowered, Op, SharedArray};
 use crate::math::{Expr, Program, Role, TensorId};
 use crate::plan::{KernelPlan, UpdateBody};
 
 /// Blocks of an element-wise launch; the kernel strides beyond. Counters of clamps have room for no more.
 pub(super) const MOST_BLOCKS: u32 = 256;
 
-pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], namer: Namer) -> Lowered {
-    let pointers = body
-        .params
-        .iter()
-        .map(|(id, param)| {
-            (
-                *id,
-                Pointer {
-                    name: names[*param].clone(),
-                    first: 0,
-                },
-            )
-        })
-        .collect();
+pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mut namer: Namer) -> Lowered {
+    let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });
+    let pointers = body.params.iter().map(pointer).collect();
     let scalars = body.scalars.iter().map(|s| names[*s].clone()).collect();
-    let element = body.element.map(|var| (var, body.program.vars[var].name.clone()));
-    let equations = Equations {
-        program: &body.program,
-        pointers,
-        scalars,
-        values: BTreeMap::new(),
-    };
-    let (ops, element) = equations.lower(element.map(|(var, _)| var), namer);
+    let counters: Vec<Counter> = body.counters.iter().map(|(id, param)| Counter::new(*id, &names[*param], &mut namer)).collect();
+    let counting = counters.iter().map(|c| (c.tensor, c.register.clone())).collect();
+    let equations = Equations { program: &body.program, pointers, scalars, values: BTreeMap::new(), counting };
+    let (ops, element) = equations.lower(body.element, namer);
     let Some(element) = element else {
-        return Lowered {
-            grid: Grid::Fixed(1),
-            shared: Shared::default(),
-            arrays: Vec::new(),
-            counted: false,
-numbers: Vec::new(),
-            body: KernelBody::Ops(ops),
-        };
+        return element_wise(Grid::Fixed(1), false, ops, &counters);
     };
     let threads = kernel.threads;
     let (count, grid) = match body.len {
-        Some(len) => (
-            len.to_string(),
-            Grid::Fixed((len as u32).div_ceil(threads).min(MOST_BLOCKS)),
-        ),
-        None => (
-            "n".to_owned(),
-            Grid::Elements {
-                per_block: threads,
-                most: MOST_BLOCKS,
-            },
-        ),
+        Some(len) => (len.to_string(), Grid::Fixed((len as u32).div_ceil(threads).min(MOST_BLOCKS))),
+        None => ("n".to_owned(), Grid::Elements { per_block: threads, most: MOST_BLOCKS }),
     };
-    let head = format!(
-        "int {element} = blockIdx.x * {threads} + threadIdx.x; {element} < {count}; {element} += gridDim.x * {threads}"
-    );
-    let ops = vec![Op::For { head, body: ops }];
+    let head = format!("int {element} = blockIdx.x * {threads} + threadIdx.x; {element} < {count}; {element} += gridDim.x * {threads}");
+    let mut all: Vec<Op> = counters.iter().map(Counter::start).collect();
+    all.push(Op::For { head, body: ops });
+    counters.iter().for_each(|c| all.extend(c.finish(threads)));
+    element_wise(grid, body.len.is_none(), all, &counters)
+}
+
+fn element_wise(grid: Grid, counted: bool, ops: Vec<Op>, counters: &[Counter]) -> Lowered {
+    let bytes = if counters.is_empty() { 0 } else { 4 * MOST_BLOCKS };
+    let array = SharedArray { ty: "int", name: COUNTED.into(), offset: "0".into() };
     Lowered {
         grid,
-        shared: Shared::default(),
-        arrays: Vec::new(),
-        counted: body.len.is_none(),
-numbers: Vec::new(),
+        shared: Shared { reals: 0, bytes },
+        arrays: counters.first().map(|_| array).into_iter().collect(),
+        counted,
+        numbers: Vec::new(),
         body: KernelBody::Ops(ops),
+    }
+}
+
+/// Shared array in which a block joins its threads' counts.
+const COUNTED: &str = "counted_s";
+
+/// A count kept in a register, joined by a tree, stored once a block: no atomic operation.
+struct Counter {
+    tensor: TensorId,
+    pointer: String,
+    register: String,
+}
+
+impl Counter {
+    fn new(tensor: TensorId, pointer: &str, namer: &mut Namer) -> Self {
+        namer.unique(COUNTED);
+        Self { tensor, pointer: pointer.to_owned(), register: namer.unique(&format!("{pointer}_count_")) }
+    }
+
+    fn start(&self) -> Op {
+        Op::Var { ty: "int", name: self.register.clone(), value: "0".into() }
+    }
+
+    fn finish(&self, threads: u32) -> Vec<Op> {
+        let set = |place: &str, value: &str| Op::Set { place: place.to_owned(), value: value.to_owned() };
+        let join = set(&format!("{COUNTED}[threadIdx.x]"), &format!("{COUNTED}[threadIdx.x] + {COUNTED}[threadIdx.x + half]"));
+        let below = Op::If { condition: "threadIdx.x < half".into(), body: vec![join], otherwise: Vec::new() };
+        let store = set(&format!("{}[blockIdx.x]", self.pointer), &format!("{COUNTED}[0]"));
+        vec![
+            set(&format!("{COUNTED}[threadIdx.x]"), &self.register),
+            Op::Barrier,
+            Op::For { head: format!("int half = {}; half > 0; half /= 2", threads / 2), body: vec![below, Op::Barrier] },
+            Op::If { condition: "threadIdx.x == 0".into(), body: vec![store], otherwise: Vec::new() },
+            Op::Barrier,
+        ]
     }
 }
 
@@ -100,6 +110,8 @@ pub(super) struct Equations<'a> {
     pub(super) scalars: Vec<String>,
     /// Tensors that are values at hand.
     pub(super) values: BTreeMap<TensorId, String>,
+    /// Registers in which elements are counted for which a tensor holds.
+    pub(super) counting: BTreeMap<TensorId, String>,
 }
 
 impl Places for Equations<'_> {
@@ -149,6 +161,10 @@ impl Equations<'_> {
             };
             let value = printer.expr(&assign.value, &mut ops).text();
             namer = printer.namer;
+            if let Some(count) = self.counting.get(&assign.tensor) {
+                ops.push(Op::Set { place: count.clone(), value: format!("{count} + (({value}) ? 1 : 0)") });
+                continue;
+            }
             let base = if let Role::Next { .. } = tensor.role {
                 format!("next_{}", tensor.name)
             } else {

@@ -129,12 +129,14 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             loc: d.loc.clone(),
         });
         self.sliced.insert(id, d.sliced);
-        if let Role::Next { .. } = d.role {
+        if d.role == Role::BlockCount {
+            self.names.insert(format!("count.{}", d.name), id);
+        } else if let Role::Next { .. } = d.role {
             self.names.insert(format!("next.{}", d.name), id);
         } else {
             self.names.insert(d.name.clone(), id);
         }
-        if !matches!(d.role, Role::Output | Role::Next { .. }) {
+        if !matches!(d.role, Role::Output | Role::Next { .. } | Role::BlockCount) {
             self.assigned.insert(id, d.loc.clone());
         }
     }
@@ -149,7 +151,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     }
 
     fn statement(&mut self, s: &Statement) {
-        let key = if s.target.next { format!("next.{}", s.target.name.text) } else { s.target.name.text.clone() };
+        let key = match (s.target.next, s.target.count) {
+            (true, _) => format!("next.{}", s.target.name.text),
+            (_, true) => format!("count.{}", s.target.name.text),
+            _ => s.target.name.text.clone(),
+        };
         let declared = self.names.get(&key).copied();
         if !self.may_assign(s, declared) || !self.is_small(s) {
             declared.into_iter().for_each(|t| self.give_up(t, &s.target.name.loc));
@@ -207,6 +213,11 @@ impl<'a, 'r> Elaborator<'a, 'r> {
 
     fn may_assign(&mut self, s: &Statement, declared: Option<TensorId>) -> bool {
         let name = &s.target.name;
+        if s.target.count && declared.is_none() {
+            let label = "elements are counted in an update over a group";
+            self.report.push_note(Code::WriteForbidden, &name.loc, label, "count there, or sum in a producer");
+            return false;
+        }
         if s.target.next && declared.is_none() {
             let known = self.names.keys().filter_map(|n| n.strip_prefix("next."));
             let label = format!("no state `{}` here", name.text);
@@ -224,7 +235,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             return false;
         };
         let role = self.program.tensors[tensor].role;
-        if !matches!(role, Role::Output | Role::Next { .. } | Role::Local) {
+        if !matches!(role, Role::Output | Role::Next { .. } | Role::Local | Role::BlockCount) {
             let label = format!("`{}` is {} here", name.text, role_name(role));
             self.report.push(Code::WriteForbidden, &name.loc, label);
             return false;
@@ -254,7 +265,28 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             self.vars.push((name.text.clone(), var));
             index.push(var);
         }
+        if let (Some(element), Some(tensor)) = (self.element, declared) {
+            self.check_own_element(s, element, tensor, &index);
+        }
         index
+    }
+
+    /// An update gives the element that it is at and no other: another thread is at that one.
+    fn check_own_element(&mut self, s: &Statement, element: VarId, tensor: TensorId, index: &[VarId]) {
+        let name = &s.target.name;
+        let shape = self.own_shape(tensor);
+        let runs = self.program.vars[element].clone();
+        if self.program.tensors[tensor].role != Role::Output || shape.len() > 1 {
+            return;
+        }
+        if shape.is_empty() || index.first().is_some_and(|v| *v != element) {
+            let label = format!("the update runs over `{}`, and gives only that element", runs.name);
+            let note = format!("write `{}[{}]`, or let the update run over another size", name.text, runs.name);
+            self.report.push_note(Code::WriteForbidden, &name.loc, label, note);
+        } else if shape != [runs.extent] {
+            let label = format!("`{}` has {} elements, the update runs over {}", name.text, shape[0], runs.extent);
+            self.report.push_note(Code::ExtentConflict, &name.loc, label, "give both the same size");
+        }
     }
 
     /// Extents without the scan's own.
@@ -497,12 +529,37 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             self.bind_extent(var, extent, name, &arg.loc);
             return Expr::Var(var);
         }
+        if let ExprKind::Name(name) = &arg.kind
+            && let Some(var) = self.element.filter(|e| self.program.vars[*e].name == *name)
+        {
+            self.bind_extent(var, extent, name, &arg.loc);
+        }
         let index = self.expr(arg);
+        self.check_inside(&index, extent, &arg.loc);
         if self.program.elem(&index) != Elem::Int {
             let label = format!("an index is an integer, this is {}", type_name(self.program.elem(&index)));
             self.report.push(Code::TypeMismatch, &arg.loc, label);
         }
         index
+    }
+
+    /// A gather is held inside its tensor when it runs; a number that never fits is a slip.
+    fn check_inside(&mut self, index: &Expr, extent: usize, loc: &Loc) {
+        let at = match index {
+            Expr::Int(n) => *n,
+            Expr::Unary(UnaryFn::Neg, a) => match **a {
+                Expr::Int(n) => -n,
+                _ => return,
+            },
+            _ => return,
+        };
+        if at < 0 || (extent > 0 && at >= extent as i64) {
+            let label = match extent {
+                0 => format!("{at} is below 0"),
+                extent => format!("{at} is not within 0 and {}", extent - 1),
+            };
+            self.report.push(Code::IndexOutside, loc, label);
+        }
     }
 
     fn bind_extent(&mut self, var: VarId, extent: usize, name: &str, loc: &Loc) {

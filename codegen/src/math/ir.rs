@@ -125,6 +125,8 @@ pub enum Role {
     Saved,
     /// Result of a statistic.
     Statistic,
+    /// A condition whose elements a launch counts, block by block.
+    BlockCount,
 }
 
 /// Element types.

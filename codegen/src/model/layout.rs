@@ -62,7 +62,7 @@ pub(super) fn place(
     report: &mut Report,
 ) -> Lock {
     let mut taken = Taken::default();
-    for slot in slots.iter_mut().filter(|s| !s.observed_only) {
+    for slot in slots.iter_mut().filter(|s| s.is_in_isv()) {
         if let Some(&index) = fixed.slots.get(&slot.name) {
             slot.index = index;
             check_reach(slot, report);
@@ -72,7 +72,9 @@ pub(super) fn place(
     for slot in slots.iter_mut() {
         if let Some(place) = known(slot, lock) {
             taken.observe(slot, fixed.scratch.get(&slot.name).copied().unwrap_or(place.scratch), report);
-            if !fixed.slots.contains_key(&slot.name) && !slot.observed_only {
+            if slot.beside {
+                taken.beside(slot, place.index);
+            } else if !fixed.slots.contains_key(&slot.name) && !slot.observed_only {
                 slot.index = place.index;
                 taken.slot(slot, report);
             }
@@ -82,13 +84,15 @@ pub(super) fn place(
         if known(slot, lock).is_none() {
             let next = free(if slot.listed { &taken.scratch } else { &taken.unlisted });
             taken.observe(slot, fixed.scratch.get(&slot.name).copied().unwrap_or(next), report);
-            if !fixed.slots.contains_key(&slot.name) && !slot.observed_only {
+            if slot.beside {
+                taken.beside(slot, free(&taken.beside));
+            } else if !fixed.slots.contains_key(&slot.name) && !slot.observed_only {
                 slot.index = free(&taken.slots);
                 taken.slot(slot, report);
             }
         }
     }
-    slots.sort_by_key(|s| (s.observed_only, s.index, s.scratch));
+    slots.sort_by_key(|s| (!s.is_in_isv(), s.observed_only, s.index, s.scratch));
     let words = place_states(states, lock, report);
     let place = |s: &Slot| (s.name.clone(), SlotPlace { index: s.index, scratch: s.scratch, len: s.len() });
     Lock { slot: slots.iter().map(place).collect(), state: words }
@@ -140,6 +144,8 @@ struct Taken {
     scratch: BTreeMap<usize, usize>,
     /// Observations that are not among the numbered ones.
     unlisted: BTreeMap<usize, usize>,
+    /// Slots beside the ISV.
+    beside: BTreeMap<usize, usize>,
     names: BTreeMap<usize, String>,
     observations: BTreeMap<usize, String>,
 }
@@ -156,6 +162,11 @@ impl Taken {
             }
         }
         self.slots.insert(slot.index, slot.len());
+    }
+
+    fn beside(&mut self, slot: &mut Slot, index: usize) {
+        slot.index = index;
+        self.beside.insert(index, slot.len());
     }
 
     /// A slot that nobody measures takes no observation.

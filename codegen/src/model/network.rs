@@ -758,6 +758,12 @@ impl<'a> Binder<'_, 'a> {
             return None;
         };
         let batched = matches!(from, WireSource::Stage(..));
+        if is_table && batched {
+            let label = format!("`{name}` is a table, which all samples share; a stage gives one a sample");
+            let note = "declare it as an `input` of the block";
+            self.r.report.push_note(Code::ShapeMismatch, &loc, label, note);
+            return None;
+        }
         if !is_table && !batched {
             if shape.first() != Some(&batch) {
                 self.r.report.push(

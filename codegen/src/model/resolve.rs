@@ -8,7 +8,7 @@ use super::{check, network, signals};
 use crate::diagnostics::{Code, Diagnostics, Loc, Report};
 use crate::math::{Declared, Elem, Role};
 use crate::spec::entries::{self, Reset, Str};
-use crate::spec::equation::{ExprKind, parse_shape, parse_statements};
+use crate::spec::equation::{ExprKind, Statement, parse_shape, parse_statements};
 use crate::spec::{Entry, Spec, loc_of};
 
 /// Resolves all names of a set and checks it; also gives the new layout.
@@ -146,7 +146,8 @@ impl Resolver<'_> {
                     smooth: Some(entry.keys.smooth.get_ref().clone()),
                     reset,
                     monitoring: entry.keys.monitoring || signal.monitoring,
-                    listed: !entry.keys.unlisted && !signal.observed_only,
+                    listed: !entry.keys.unlisted && !entry.keys.beside && !signal.observed_only,
+                    beside: entry.keys.beside && !signal.observed_only,
                     observed_only: signal.observed_only,
                     ..blank_slot(signal.name, signal.doc.unwrap_or(&entry.keys.doc), &signal.loc)
                 });
@@ -271,11 +272,17 @@ impl Resolver<'_> {
             let signals = signals::resolve(spec, entry, &mut self.report);
             let mut read = Vec::new();
             let mut measured: Option<Measured> = None;
-            for (name, _, value) in crate::spec::names(file, &entry.keys.read) {
+            for (name, loc, value) in crate::spec::names(file, &entry.keys.read) {
+                network::check_name(name, &loc, &mut self.report);
+                if signals.iter().any(|s| s.target == name) {
+                    let label = format!("`{name}` is a signal of this entry");
+                    self.report.push_note(Code::EntryTwice, &loc, label, "give the buffer another name here");
+                }
                 if let Some((source, shape, elem)) = self.source(value, file, network) {
                     let used = read_shape(name, &signals, shape.clone());
-                    self.check_measured(&loc_of(file, value), elem, Measured::of(&source, &shape, &used), &mut measured);
-                    read.push((name.to_owned(), source, used));
+                    let counted = if let Source::Counter(_) = source { Elem::Real } else { elem };
+                    self.check_measured(&loc_of(file, value), counted, Measured::of(&source, &shape, &used), &mut measured);
+                    read.push((name.to_owned(), source, used, elem));
                 }
             }
             let union = self.union(entry, network, &signals, &mut read);
@@ -313,7 +320,7 @@ impl Resolver<'_> {
         entry: &Entry<entries::Producer>,
         network: Option<&Network>,
         signals: &[super::Signal],
-        read: &mut Vec<(String, Source, Vec<usize>)>,
+        read: &mut Vec<(String, Source, Vec<usize>, Elem)>,
     ) -> usize {
         let file = entry.loc.file;
         let mut count = None;
@@ -332,7 +339,7 @@ impl Resolver<'_> {
                 self.report.push_note(Code::ArityMismatch, &loc, "this union does not fit the producer", cure);
             }
             count = Some(members.len());
-            read.push((name.to_owned(), Source::Union(members), shape));
+            read.push((name.to_owned(), Source::Union(members), shape, Elem::Real));
         }
         count.unwrap_or(1)
     }
@@ -348,7 +355,7 @@ impl Resolver<'_> {
             }
             "params" => Some((Source::Params, vec![0], Elem::Real)),
             "grads" => Some((Source::Gradients, vec![0], Elem::Real)),
-            name => self.optimizer_state(name).or_else(|| {
+            name => self.optimizer_state(name).or_else(|| self.counter(name)).or_else(|| {
                 if let Some(external) = self.external(name) {
                     return Some(external);
                 }
@@ -377,6 +384,12 @@ impl Resolver<'_> {
         let entry = spec.externals.iter().find(|e| e.name == name)?;
         let shape = network::extents(spec, entry.loc.file, &entry.keys.shape, &BTreeMap::new(), &mut Report::default());
         Some((Source::Buffer(name.to_owned()), shape, elem(entry.keys.elem)))
+    }
+
+    fn counter(&self, name: &str) -> Option<(Source, Vec<usize>, Elem)> {
+        let counts = |u: &&Entry<entries::Update>| u.keys.math.get_ref().contains(&format!("count.{name}"));
+        self.spec.updates.iter().find(counts)?;
+        Some((Source::Counter(name.to_owned()), vec![0], Elem::Int))
     }
 
     fn optimizer_state(&self, name: &str) -> Option<(Source, Vec<usize>, Elem)> {
@@ -430,6 +443,9 @@ impl Resolver<'_> {
         let element_state = self.declare_state(entry, &over, &mut declared, &mut read);
         let outputs = self.declare_outputs(entry, network, &mut declared);
         let statements = parse_statements(&self.spec.text(file, &entry.keys.math), &mut self.report);
+        let counters = declare_counters(&over, &statements, &mut declared);
+        self.check_declared_once(&declared);
+        self.check_kept(entry, &over);
         Some(Update {
             name: entry.name.clone(),
             doc: entry.keys.doc.clone(),
@@ -437,11 +453,38 @@ impl Resolver<'_> {
             training_only: entry.keys.training_only,
             read,
             element_state,
+            counters,
             outputs,
             declared,
             statements,
             loc: entry.loc.clone(),
         })
+    }
+
+    /// The equations could not tell two values of one name apart.
+    fn check_declared_once(&mut self, declared: &[Declared]) {
+        let values = declared.iter().filter(|d| !matches!(d.role, Role::Next { .. }));
+        let mut seen: BTreeMap<&str, &Loc> = BTreeMap::new();
+        for d in values {
+            network::check_name(&d.name, &d.loc, &mut self.report);
+            if let Some(other) = seen.insert(&d.name, &d.loc) {
+                let label = format!("`{}` stands at {} too", d.name, self.spec.files.provenance(other));
+                let note = "rename one of them: the equations could not tell them apart";
+                self.report.push_note(Code::EntryTwice, &d.loc, label, note);
+            }
+        }
+    }
+
+    /// What many threads would write at once is kept by nobody.
+    fn check_kept(&mut self, entry: &Entry<entries::Update>, over: &Over) {
+        let file = entry.loc.file;
+        if let Over::Size { index, .. } = over {
+            for (name, loc, _) in crate::spec::names(file, &entry.keys.state) {
+                let label = format!("every `{index}` would write the one `{name}`");
+                let note = "keep state in an update `over = \"scalar\"`";
+                self.report.push_note(Code::WriteForbidden, &loc, label, note);
+            }
+        }
     }
 
     fn over(&mut self, entry: &Entry<entries::Update>, network: Option<&Network>) -> Option<Over> {
@@ -550,6 +593,19 @@ impl Resolver<'_> {
     }
 }
 
+/// Each `count.NAME` of an update over a group is a condition to count.
+fn declare_counters(over: &Over, statements: &[Statement], declared: &mut Vec<Declared>) -> Vec<String> {
+    let mut counters = Vec::new();
+    for target in statements.iter().map(|s| &s.target).filter(|t| t.count && *over == Over::Group) {
+        if !counters.contains(&target.name.text) {
+            let (name, loc) = (target.name.text.clone(), target.name.loc.clone());
+            declared.push(Declared { name: name.clone(), role: Role::BlockCount, elem: Elem::Bool, shape: vec![0], sliced: false, loc });
+            counters.push(name);
+        }
+    }
+    counters
+}
+
 fn declare_pair(declared: &mut Vec<Declared>, name: &str, elem: Elem, shape: &[usize], loc: &Loc) {
     let state = Declared {
         name: name.to_owned(),
@@ -580,6 +636,15 @@ fn smoothing(spec: &Spec, entry: &Entry<entries::Smoothing>, report: &mut Report
         loc: entry.loc.clone(),
     };
     declared.push(x);
+    let mut names = vec!["mean", "x"];
+    for state in &entry.keys.state {
+        if names.contains(&state.get_ref().as_str()) {
+            let label = format!("`{}` is a name of this law already", state.get_ref());
+            report.push_note(Code::EntryTwice, &loc_of(file, state), label, "rename it; `mean` and `x` are given");
+        }
+        network::check_name(state.get_ref(), &loc_of(file, state), report);
+        names.push(state.get_ref());
+    }
     Smoothing {
         name: entry.name.clone(),
         doc: entry.keys.doc.clone(),
@@ -604,6 +669,7 @@ fn blank_slot(name: &str, doc: &str, loc: &Loc) -> Slot {
         reserved: false,
         listed: true,
         observed_only: false,
+        beside: false,
         loc: loc.clone(),
     }
 }

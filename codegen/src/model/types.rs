@@ -61,6 +61,8 @@ pub struct Slot {
     pub listed: bool,
     /// Whether there is an observation only: no index in the ISV, and no law.
     pub observed_only: bool,
+    /// Whether it lies in the vector beside the ISV.
+    pub beside: bool,
     /// Place of its name.
     pub loc: Loc,
 }
@@ -69,6 +71,11 @@ impl Slot {
     /// How many indices it takes.
     pub fn len(&self) -> usize {
         self.members.len().max(1)
+    }
+
+    /// Whether it has an index in the ISV.
+    pub fn is_in_isv(&self) -> bool {
+        !self.observed_only && !self.beside
     }
 
     /// Whether it takes none; never so.
@@ -135,6 +142,8 @@ pub enum Source {
     Buffer(String),
     /// The union of several.
     Union(Vec<Source>),
+    /// Block counts of the group's optimizer launches.
+    Counter(String),
 }
 
 /// A signal: one member of a slot family.
@@ -162,7 +171,7 @@ pub struct Producer {
     /// Buffers that each of its names stands for; 1 without a union.
     pub union: usize,
     /// Names in the signals, what they stand for, and their shape: elements or rows in front, then what a row holds.
-    pub read: Vec<(String, Source, Vec<usize>)>,
+    pub read: Vec<(String, Source, Vec<usize>, Elem)>,
     /// Signals, a member each.
     pub signals: Vec<Signal>,
     /// Smoothing law.
@@ -209,6 +218,8 @@ pub struct Update {
     pub read: Vec<(String, Source)>,
     /// Per-element state: name, start, reset. Empty unless over a group.
     pub element_state: Vec<(String, f64, Reset)>,
+    /// Conditions whose elements each launch counts, block by block.
+    pub counters: Vec<String>,
     /// Outputs: name and shape.
     pub outputs: Vec<(String, Vec<usize>, Elem)>,
     /// All tensors of the equations.

@@ -199,6 +199,8 @@ pub struct UpdateBody {
     pub params: BTreeMap<TensorId, usize>,
     /// Parameter of each scalar read.
     pub scalars: Vec<usize>,
+    /// Conditions whose elements are counted, and the parameter for the blocks' counts.
+    pub counters: Vec<(TensorId, usize)>,
 }
 
 /// Layout of the tables between the steps of a producer.
@@ -343,6 +345,6 @@ fn outer_role(program: &Program, tensor: TensorId) -> unio_interface::Role {
         Role::CotangentOut { of } => Outer::CotangentTo(name(of)),
         Role::ParamGradient { of } => Outer::ParamGradient(name(of)),
         Role::State | Role::Next { .. } => Outer::State,
-        Role::Local | Role::Carry { .. } | Role::Saved | Role::Statistic => Outer::Saved,
+        Role::Local | Role::Carry { .. } | Role::Saved | Role::Statistic | Role::BlockCount => Outer::Saved,
     }
 }

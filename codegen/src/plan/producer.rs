@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use unio_interface::{Access, Elem as Memory, Role as Outer};
 
 use super::order::{Node, NodeCount};
-use super::step::{Bank, ELEMENT_THREADS, Part, Planner};
-use super::{Body, KernelPlan, Param, ProducerBody, ProducerStep, SignalPlan, Table, block};
+use super::step::{Bank, COUNTER_BLOCKS, ELEMENT_THREADS, Part, Planner, vector};
+use super::{Body, KernelPlan, Param, ProducerBody, ProducerStep, SignalPlan, Table, block, memory_elem};
 use crate::math::{Program, Role};
 use crate::model::{Group, Producer, Smoothing, Source};
 use crate::names;
@@ -63,7 +63,7 @@ impl Planner<'_> {
         let reads = step != ProducerStep::Finish;
         for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| reads && t.role == Role::Table) {
             places.insert(id, params.len());
-            params.push(pointer(&tensor.name, Memory::Real, Access::In, None, Outer::Input));
+            params.push(pointer(&tensor.name, memory_elem(tensor.elem), Access::In, None, Outer::Input));
         }
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
@@ -235,7 +235,7 @@ impl Planner<'_> {
             let member = group_name.map_or(signal.member, |_| self.slot_arg(slot, group_name));
             let (scratch, bank) = (slot.scratch + member, Bank::of(slot));
             if !slot.observed_only {
-                node.args.push((String::from("isv"), slot.index + member));
+                node.args.push((vector(slot).to_owned(), slot.index + member));
             }
             node.args.push((bank.observed().to_owned(), scratch));
             if !slot.observed_only {
@@ -254,6 +254,7 @@ impl Planner<'_> {
     /// What the launches of a producer cover.
     fn producer_parts<'b>(&self, producer: &Producer, group: Option<&'b Group>) -> Vec<Option<Part<'b>>> {
         match producer.union {
+            _ if producer.read.is_empty() => vec![None],
             0 | 1 => self.parts(group),
             count => (0..count).map(|n| Some(Part::Member(n))).collect(),
         }
@@ -263,6 +264,9 @@ impl Planner<'_> {
     fn elements(&self, producer: &Producer, program: &Program, part: Option<&Part<'_>>) -> NodeCount {
         let Some(tensor) = program.tensors.iter().find(|t| t.role == Role::Table) else { return NodeCount::Fixed(0) };
         let (name, _) = self.source_arg(source(producer, &tensor.name), part, &mut BTreeSet::new());
+        if let Some(Source::Counter(_)) = source(producer, &tensor.name) {
+            return NodeCount::Fixed(COUNTER_BLOCKS);
+        }
         let row: usize = tensor.shape[1..].iter().product();
         if let (Some(Part::Range(group)), false) = (part, matches!(source(producer, &tensor.name), Some(Source::Buffer(_)))) {
             return NodeCount::Fixed(group.range.1 - group.range.0);
@@ -277,7 +281,7 @@ impl Planner<'_> {
 }
 
 fn source<'a>(producer: &'a Producer, name: &str) -> Option<&'a Source> {
-    producer.read.iter().find(|(n, ..)| n == name).map(|(_, source, _)| source)
+    producer.read.iter().find(|(n, ..)| n == name).map(|(_, source, ..)| source)
 }
 
 /// Adds the tables that a step writes or reads; gives their places.

@@ -15,6 +15,8 @@ use crate::spec::entries;
 
 /// Threads of element-wise kernels, of producers and of the reducer.
 pub(super) const ELEMENT_THREADS: u32 = 256;
+/// Most blocks of an element-wise launch, and so the counts that each of its counters has room for.
+pub const COUNTER_BLOCKS: usize = 256;
 /// Value that stands for "all gradients are reduced".
 const REDUCED: &str = "grads";
 /// Value that stands for "all optimizers have run".
@@ -29,6 +31,7 @@ pub(super) fn plan(model: &Model, equations: &Equations, report: &mut Report) ->
     let mut p = Planner::new(model, equations);
     p.add_scalar_buffers();
     p.add_optimizer_state();
+    p.add_counters();
     p.add_updates(|u| u.over != Over::Group);
     let stages = p.add_stages();
     p.add_reducer();
@@ -61,6 +64,11 @@ impl Bank {
     pub(super) fn skipped(self) -> &'static str {
         if self == Self::Listed { "skipped" } else { "skipped_unlisted" }
     }
+}
+
+/// The vector that holds a slot.
+pub(super) fn vector(slot: &Slot) -> &'static str {
+    if slot.beside { "beside" } else { "isv" }
 }
 
 /// What one launch of a group covers.
@@ -123,10 +131,14 @@ impl<'a> Planner<'a> {
         let end = |select: &dyn Fn(&Slot) -> bool, first: &dyn Fn(&Slot) -> usize| {
             self.model.slots.iter().filter(|s| select(s)).map(|s| first(s) + s.len()).max().unwrap_or(0)
         };
-        let slots = end(&|s| !s.observed_only, &|s| s.index);
+        let slots = end(&|s| s.is_in_isv(), &|s| s.index);
+        let beside = end(&|s| s.beside, &|s| s.index);
         let observed = |listed: bool| end(&|s| s.producer.is_some() && s.listed == listed, &|s| s.scratch);
         let (listed, unlisted) = (observed(true), observed(false));
         self.add_kept("isv", vec![slots], Memory::F32);
+        if beside > 0 {
+            self.add_kept("beside", vec![beside], Memory::F32);
+        }
         for (bank, len) in [(Bank::Listed, listed), (Bank::Unlisted, unlisted)] {
             if bank == Bank::Listed || len > 0 {
                 self.add_kept(bank.observed(), vec![len], Memory::F32);
@@ -183,9 +195,10 @@ impl<'a> Planner<'a> {
         let place = |read: &crate::math::ScalarRead| {
             if let Some(slot) = self.model.slots.iter().find(|s| s.name == read.name) {
                 let member = self.slot_arg(slot, read.member.as_deref().or(group));
-                return match read.when {
-                    crate::spec::equation::When::Observed => (Bank::of(slot).observed().to_owned(), slot.scratch + member),
-                    _ => (String::from("isv"), slot.index + member),
+                let observed = slot.observed_only || read.when == crate::spec::equation::When::Observed;
+                return match observed {
+                    true => (Bank::of(slot).observed().to_owned(), slot.scratch + member),
+                    false => (vector(slot).to_owned(), slot.index + member),
                 };
             }
             let word = self
@@ -280,9 +293,16 @@ impl<'a> Planner<'a> {
                 row_len,
             });
         }
+        let mut counters = Vec::new();
+        for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::BlockCount) {
+            counters.push((id, params.len()));
+            let (name, access, len) = (tensor.name.clone(), Access::Out, Some(COUNTER_BLOCKS));
+            params.push(Param { name, elem: Memory::I32, access, len, stride: None, role: Outer::Saved, row_len: None });
+        }
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
         let body = UpdateBody {
+            counters,
             program: program.clone(),
             len,
             element,
@@ -328,6 +348,9 @@ impl<'a> Planner<'a> {
                 _ => {}
             }
         }
+        for tensor in program.tensors.iter().filter(|t| t.role == Role::BlockCount) {
+            args.push(self.counter_arg(&tensor.name, group, part));
+        }
         let group_name = group.map(|g| g.name.as_str());
         args.extend(self.scalar_args(program, group_name));
         let mut gives: BTreeSet<String> = update
@@ -372,6 +395,35 @@ impl<'a> Planner<'a> {
         });
     }
 
+    /// Launches that keep a counter, in the order of groups and sub-buffers: each has room of its own.
+    fn counting_launches(&self, counter: &str) -> Vec<(String, Option<String>)> {
+        let counts = |g: &&Group| self.model.updates.iter().any(|u| u.name == g.optimizer && u.counters.iter().any(|c| c == counter));
+        let mut launches = Vec::new();
+        for group in self.model.groups.iter().filter(counts) {
+            for part in self.parts(Some(group)) {
+                let sub = if let Some(Part::Sub(sub)) = part { Some(sub.to_owned()) } else { None };
+                launches.push((group.name.clone(), sub));
+            }
+        }
+        launches
+    }
+
+    fn counter_arg(&self, counter: &str, group: Option<&Group>, part: Option<&Part<'_>>) -> Place {
+        let sub = if let Some(Part::Sub(sub)) = part { Some(*sub) } else { None };
+        let is_own = |(name, s): &(String, Option<String>)| group.is_some_and(|g| g.name == *name) && s.as_deref() == sub;
+        let place = self.counting_launches(counter).iter().position(is_own).unwrap_or(0);
+        (counter.to_owned(), place * COUNTER_BLOCKS)
+    }
+
+    /// Buffers of the counters that optimizers keep.
+    fn add_counters(&mut self) {
+        let model = self.model;
+        for counter in model.updates.iter().flat_map(|u| &u.counters).collect::<BTreeSet<_>>() {
+            let len = self.counting_launches(counter).len() * COUNTER_BLOCKS;
+            self.add_kept(counter, vec![len], Memory::I32);
+        }
+    }
+
     fn state_arg(&self, update: &Update, name: &str, part: Option<&Part<'_>>) -> Place {
         if let Over::Buffer { element, buffer } = &update.over
             && element == name
@@ -414,6 +466,17 @@ impl<'a> Planner<'a> {
             Some(Source::Buffer(name)) => {
                 needs.insert(name.clone());
                 (String::from(name), 0)
+            }
+            Some(Source::Counter(name)) => {
+                needs.insert(UPDATED.into());
+                match part {
+                    Some(Part::Range(group)) => self.counter_arg(name, Some(group), part),
+                    Some(Part::Sub(sub)) => {
+                        let owner = self.model.groups.iter().find(|g| g.buffers.iter().any(|b| b == sub));
+                        self.counter_arg(name, owner, part)
+                    }
+                    _ => (name.clone(), 0),
+                }
             }
             Some(Source::Union(members)) => match part {
                 Some(Part::Member(n)) => self.source_arg(members.get(*n), None, needs),
@@ -803,6 +866,11 @@ fn resets(p: &Planner<'_>) -> Vec<Reset> {
             parts,
         });
     }
+    for counter in p.model.updates.iter().flat_map(|u| &u.counters).collect::<BTreeSet<_>>() {
+        let buffer = p.buffer(counter);
+        let parts = vec![part(buffer, 0, p.buffers[buffer].shape.iter().product(), 0.0)];
+        resets.push(Reset { name: counter.clone(), when: When::Fold, parts });
+    }
     // The optimizer state of external sub-buffers is the run's own, to reset as it likes.
     let owned = p.model.updates.iter().filter(|u| u.over == Over::Group && p.model.network.is_some());
     for update in owned {
@@ -825,7 +893,7 @@ fn slot_parts(p: &Planner<'_>, slot: &Slot) -> Vec<ResetPart> {
     let (len, stride, bank) = (slot.len(), p.smoothing_stride, Bank::of(slot));
     let mut parts = Vec::new();
     if !slot.observed_only {
-        parts.push(part(p.buffer("isv"), slot.index, len, 0.0));
+        parts.push(part(p.buffer(vector(slot)), slot.index, len, 0.0));
     }
     if slot.producer.is_some() {
         parts.push(part(p.buffer(bank.observed()), slot.scratch, len, 0.0));

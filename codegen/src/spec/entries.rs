@@ -178,6 +178,9 @@ pub struct Producer {
     /// Keeps the observation out of the numbered ones.
     #[serde(default)]
     pub unlisted: bool,
+    /// Keeps the slots themselves out of the ISV, in a vector beside it.
+    #[serde(default)]
+    pub beside: bool,
 }
 
 /// The signals of a producer.

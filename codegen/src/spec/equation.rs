@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! statements := { target "=" expr [ "when" expr ] }
-//! target     := [ "next" "." ] name [ "[" name { "," name } "]" ]
+//! target     := [ ("next"|"count") "." ] name [ "[" name { "," name } "]" ]
 //! expr       := or;  or := and { "||" and };  and := cmp { "&&" cmp };  cmp := sum [ ("<"|"<="|">"|">="|"=="|"!=") sum ]
 //! sum        := term { ("+"|"-") term };  term := unary { ("*"|"/") unary };  unary := ("-"|"!") unary | atom
 //! atom       := number | name | name "[" expr,* "]" | name "(" expr,* ")" | ("prev"|"now"|"observed") "." name [ "[" name "]" ] | "(" expr ")"
@@ -59,6 +59,8 @@ pub struct Statement {
 pub struct Target {
     /// Written as `next.NAME`.
     pub next: bool,
+    /// Written as `count.NAME`: how many elements the right side holds for.
+    pub count: bool,
     /// The name assigned.
     pub name: Name,
     /// Index names.
@@ -404,7 +406,8 @@ impl<'a> Reader<'a> {
             .call(Ident::parse_any)
             .map_err(|e| syn::Error::new(e.span(), "expected a name at the start of an equation"))?;
         let next = ident == "next" && input.peek(Token![.]);
-        if next {
+        let count = ident == "count" && input.peek(Token![.]);
+        if next || count {
             input.parse::<Token![.]>()?;
             ident = input
                 .call(Ident::parse_any)
@@ -423,8 +426,7 @@ impl<'a> Reader<'a> {
                 indices.push(index);
             }
         }
-        Ok(Target {
-            next,
+        Ok(Target { next, count,
             name: self.name(&ident)?,
             indices,
         })
@@ -513,10 +515,10 @@ impl<'a> Reader<'a> {
         }
         if input.peek(syn::token::Paren) {
             let inner;
-            parenthesized!(inner in input);
+            let end = parenthesized!(inner in input).span.close();
             let expr = self.or(&inner)?;
             return if inner.is_empty() {
-                Ok(expr)
+                Ok(Expr { loc: join(&loc, &self.loc(end)), ..expr })
             } else {
                 Err(inner.error("expected an operator or `)`"))
             };

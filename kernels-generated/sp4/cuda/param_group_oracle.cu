@@ -28,6 +28,8 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
     double acc_4 = 0.0;
     double acc_5 = 0.0;
     double acc_6 = 0.0;
+    double acc_8 = 0.0;
+    float acc_7 = -unio_inf();
     // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
     for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
         const int e = int(first) + threadIdx.x;
@@ -39,6 +41,8 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
             acc_4 = acc_4 + double(w[e] * w[e]);
             acc_5 = acc_5 + double(unio_abs(g[e]));
             acc_6 = acc_6 + double(unio_abs(w[e]));
+            acc_8 = acc_8 + double(real(unio_isfinite(w[e]) ? 1 : 1));
+            acc_7 = unio_max(acc_7, float(unio_abs(w[e])));
             const float counts_0_value = unio_abs(w[e]);
             counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
             const float counts_1_value = unio_abs(m[e]);
@@ -95,6 +99,28 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
     const double total_6 = partial[0];
     __syncthreads();
 
+    partial[threadIdx.x] = acc_8;
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            partial[threadIdx.x] = partial[threadIdx.x] + partial[threadIdx.x + half];
+        }
+        __syncthreads();
+    }
+    const double total_8 = partial[0];
+    __syncthreads();
+
+    partial[threadIdx.x] = double(acc_7);
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            partial[threadIdx.x] = unio_max(partial[threadIdx.x], partial[threadIdx.x + half]);
+        }
+        __syncthreads();
+    }
+    const double total_7 = partial[0];
+    __syncthreads();
+
     // A row a block: how many elements it saw, how many blocks there are, its sums, its counts by exponent.
     int* const row = rows + size_t(blockIdx.x) * 772;
     if (threadIdx.x == 0) {
@@ -105,10 +131,12 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
         }
         row[0] = seen;
         row[1] = gridDim.x;
-        sums[size_t(blockIdx.x) * 4 + 0] = total_3;
-        sums[size_t(blockIdx.x) * 4 + 1] = total_4;
-        sums[size_t(blockIdx.x) * 4 + 2] = total_5;
-        sums[size_t(blockIdx.x) * 4 + 3] = total_6;
+        sums[size_t(blockIdx.x) * 6 + 0] = total_3;
+        sums[size_t(blockIdx.x) * 6 + 1] = total_4;
+        sums[size_t(blockIdx.x) * 6 + 2] = total_5;
+        sums[size_t(blockIdx.x) * 6 + 3] = total_6;
+        sums[size_t(blockIdx.x) * 6 + 5] = total_8;
+        sums[size_t(blockIdx.x) * 6 + 4] = total_7;
     }
     __syncthreads();
     row[4 + threadIdx.x] = unio_total(counts_0);
@@ -221,6 +249,10 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     UNIO_INOUT(int, mean_abs_g_skipped),
     UNIO_INOUT(float, mean_abs_w_observed),
     UNIO_INOUT(int, mean_abs_w_skipped),
+    UNIO_INOUT(float, max_abs_w_observed),
+    UNIO_INOUT(int, max_abs_w_skipped),
+    UNIO_INOUT(float, elements_observed),
+    UNIO_INOUT(int, elements_skipped),
     int parts
 ) {
     UNIO_SHARED(double, partial, 0);
@@ -235,7 +267,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     }
     const int n = seen;
 
-    partial[threadIdx.x] = unio_sum_rows(rows, 772, sums, 4, 0, parts);
+    partial[threadIdx.x] = unio_sum_rows(rows, 772, sums, 6, 0, parts);
     __syncthreads();
     for (int half = 128; half > 0; half /= 2) {
         if (threadIdx.x < half) {
@@ -246,7 +278,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     const double total_3 = partial[0];
     __syncthreads();
 
-    partial[threadIdx.x] = unio_sum_rows(rows, 772, sums, 4, 1, parts);
+    partial[threadIdx.x] = unio_sum_rows(rows, 772, sums, 6, 1, parts);
     __syncthreads();
     for (int half = 128; half > 0; half /= 2) {
         if (threadIdx.x < half) {
@@ -257,7 +289,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     const double total_4 = partial[0];
     __syncthreads();
 
-    partial[threadIdx.x] = unio_sum_rows(rows, 772, sums, 4, 2, parts);
+    partial[threadIdx.x] = unio_sum_rows(rows, 772, sums, 6, 2, parts);
     __syncthreads();
     for (int half = 128; half > 0; half /= 2) {
         if (threadIdx.x < half) {
@@ -268,7 +300,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     const double total_5 = partial[0];
     __syncthreads();
 
-    partial[threadIdx.x] = unio_sum_rows(rows, 772, sums, 4, 3, parts);
+    partial[threadIdx.x] = unio_sum_rows(rows, 772, sums, 6, 3, parts);
     __syncthreads();
     for (int half = 128; half > 0; half /= 2) {
         if (threadIdx.x < half) {
@@ -277,6 +309,28 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
         __syncthreads();
     }
     const double total_6 = partial[0];
+    __syncthreads();
+
+    partial[threadIdx.x] = unio_sum_rows(rows, 772, sums, 6, 5, parts);
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            partial[threadIdx.x] = partial[threadIdx.x] + partial[threadIdx.x + half];
+        }
+        __syncthreads();
+    }
+    const double total_8 = partial[0];
+    __syncthreads();
+
+    partial[threadIdx.x] = unio_max_rows(rows, 772, sums, 6, 4, parts);
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            partial[threadIdx.x] = unio_max(partial[threadIdx.x], partial[threadIdx.x + half]);
+        }
+        __syncthreads();
+    }
+    const double total_7 = partial[0];
     __syncthreads();
 
     unio_prefix(unio_column(rows, 772, 4, parts), counted);
@@ -320,6 +374,8 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
         const real stat_4 = real(total_4);
         const real stat_5 = real(total_5 / double(n));
         const real stat_6 = real(total_6 / double(n));
+        const real stat_8 = real(total_8);
+        const real stat_7 = real(total_7);
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
         const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
@@ -428,6 +484,16 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
         mean_abs_w_observed[0] = mean_abs_w_x;
         if (!unio_isfinite(mean_abs_w_x)) {
             mean_abs_w_skipped[0] = mean_abs_w_skipped[0] + 1;
+        }
+        const float max_abs_w_x = stat_7;
+        max_abs_w_observed[0] = max_abs_w_x;
+        if (!unio_isfinite(max_abs_w_x)) {
+            max_abs_w_skipped[0] = max_abs_w_skipped[0] + 1;
+        }
+        const float elements_x = stat_8;
+        elements_observed[0] = elements_x;
+        if (!unio_isfinite(elements_x)) {
+            elements_skipped[0] = elements_skipped[0] + 1;
         }
     }
 }
