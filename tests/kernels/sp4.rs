@@ -279,7 +279,12 @@ fn engagement_is_counted_block_by_block_and_nowhere_else() {
 
 #[test]
 fn a_sustained_excess_raises_the_bound_and_a_fold_forgets_it() {
-    let given = pushed(1000);
+    // The rest is pulled inwards, so that the decay rate stays below the push.
+    let mut given = pushed(1000);
+    for k in (0..1000).filter(|k| k % 4 != 0) {
+        given[0].1[k] = 0.9;
+        given[1].1[k] = 0.37;
+    }
     let given: Vec<(&str, &[f64])> = given.iter().map(|(name, data)| (*name, data.as_slice())).collect();
     let mut plane = Plane::new(&given);
     plane.session.set_state_named("learning_rate", 0.01).unwrap();
@@ -287,9 +292,12 @@ fn a_sustained_excess_raises_the_bound_and_a_fold_forgets_it() {
         plane.session.run(Phase::Train).unwrap();
     }
     let beside = plane.session.dump("beside").unwrap();
-    let (excess, steps) = (beside[3], beside[8 + 3]);
+    let (steps, excess) = (beside[3], beside[8 + 3]);
     assert!(excess > 0.2, "{beside:?}");
     assert!(steps > 50.0, "{beside:?}");
+    let largest = plane.session.dump("iqn_all.params").unwrap().iter().fold(0.0, |a: f64, w| a.max(w.abs()));
+    let unlisted = plane.session.dump("observed_unlisted").unwrap();
+    assert!(unlisted.contains(&largest), "the bound is raised to the step's maximum");
     plane.session.reset(unio::When::Fold).unwrap();
     assert!(plane.session.dump("beside").unwrap().iter().all(|x| *x == 0.0));
     assert!(plane.session.dump("clamp_engage").unwrap().iter().all(|x| *x == 0.0));
