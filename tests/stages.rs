@@ -150,7 +150,8 @@ fn statements_as_written() {
         for s in &update.statements {
             let next = if s.target.next { "next." } else { "" };
             let when = s.when.as_ref().map_or(String::new(), |w| format!(" when {}", grammar::printed(w)));
-            writeln!(text, "{}: {next}{} = {}{when}", update.name, s.target.name.text, grammar::printed(&s.value)).unwrap();
+            writeln!(text, "{}: {next}{} = {}{when}", update.name, s.target.name.text, grammar::printed(&s.value))
+                .unwrap();
         }
     }
     insta::assert_snapshot!(text);
@@ -159,7 +160,8 @@ fn statements_as_written() {
 #[test]
 fn programs_of_updates_and_signals() {
     let stages = stages("steering");
-    let all = stages.equations.updates.iter().chain(&stages.equations.producers).chain(stages.equations.smoothings.values());
+    let all =
+        stages.equations.updates.iter().chain(&stages.equations.producers).chain(stages.equations.smoothings.values());
     let texts: Vec<String> = all.map(|p| p.to_string()).collect();
     insta::assert_snapshot!(texts.join("\n"));
 }
@@ -252,7 +254,9 @@ fn kernel_text(name: &str, entry: &str, symbol: &str) -> String {
 /// No cotangent, gradient or saved value is left without an assignment.
 #[test]
 fn adjoints_give_all_that_they_declare() {
-    for (name, stage) in [("sum", "cell"), ("scan", "cell"), ("softmax", "pool"), ("kinks", "cell"), ("readers", "source")] {
+    for (name, stage) in
+        [("sum", "cell"), ("scan", "cell"), ("softmax", "pool"), ("kinks", "cell"), ("readers", "source")]
+    {
         let stages = stages(name);
         let adjoint = stages.adjoint(stage);
         let given: Vec<usize> = adjoint.assigns().map(|(a, _)| a.tensor).collect();
@@ -349,7 +353,9 @@ mod grammar {
 
     fn names() -> impl Strategy<Value = Name> {
         "[a-zA-Z][a-zA-Z0-9]{0,3}(_[a-z0-9]{1,2})?"
-            .prop_filter("words of the language", |n| !["when", "prev", "now", "observed", "next"].contains(&n.as_str()))
+            .prop_filter("words of the language", |n| {
+                !["when", "prev", "now", "observed", "next"].contains(&n.as_str())
+            })
             .prop_map(|text| Name { text, loc: Loc::default() })
     }
 
@@ -359,7 +365,11 @@ mod grammar {
             (0.0..1e30f64).prop_map(|x| expr(ExprKind::Float(x))),
             (1e-30..1.0f64).prop_map(|x| expr(ExprKind::Float(x))),
             names().prop_map(|n| expr(ExprKind::Name(n.text))),
-            (prop_oneof![Just(When::Prev), Just(When::Now), Just(When::Observed)], names(), proptest::option::of(names()))
+            (
+                prop_oneof![Just(When::Prev), Just(When::Now), Just(When::Observed)],
+                names(),
+                proptest::option::of(names())
+            )
                 .prop_map(|(when, name, member)| expr(ExprKind::Read(when, name, member))),
         ];
         leaf.prop_recursive(5, 60, 3, |inner| {
@@ -371,8 +381,11 @@ mod grammar {
                     let op = if neg { UnaryOp::Neg } else { UnaryOp::Not };
                     expr(ExprKind::Unary(op, Box::new(a)))
                 }),
-                (operators(), inner.clone(), inner)
-                    .prop_map(|(op, a, b)| expr(ExprKind::Binary(op, Box::new(a), Box::new(b)))),
+                (operators(), inner.clone(), inner).prop_map(|(op, a, b)| expr(ExprKind::Binary(
+                    op,
+                    Box::new(a),
+                    Box::new(b)
+                ))),
             ]
         })
     }

@@ -446,6 +446,8 @@ impl Resolver<'_> {
         let counters = declare_counters(&over, &statements, &mut declared);
         self.check_declared_once(&declared);
         self.check_kept(entry, &over);
+        self.check_given(&over, &declared);
+        check_numbers(&statements, &declared, &mut self.report);
         Some(Update {
             name: entry.name.clone(),
             doc: entry.keys.doc.clone(),
@@ -471,6 +473,22 @@ impl Resolver<'_> {
                 let label = format!("`{}` stands at {} too", d.name, self.spec.files.provenance(other));
                 let note = "rename one of them: the equations could not tell them apart";
                 self.report.push_note(Code::EntryTwice, &d.loc, label, note);
+            }
+        }
+    }
+
+    /// A thread gives one element of an output: the outputs are as large as what the update runs over.
+    fn check_given(&mut self, over: &Over, declared: &[Declared]) {
+        for d in declared.iter().filter(|d| d.role == Role::Output) {
+            let (fits, note) = match over {
+                Over::Size { index, extent } => (d.shape == [*extent], format!("an update over `{index}` gives [{extent}]")),
+                Over::Scalar => (d.shape.is_empty(), "an update `over = \"scalar\"` gives one number, \"[]\"".to_owned()),
+                Over::Group | Over::Buffer { .. } => (false, "an update over a group or a buffer gives new values of these, nothing else".to_owned()),
+            };
+            if !fits {
+                let extents: Vec<String> = d.shape.iter().map(usize::to_string).collect();
+                let label = format!("`{}` is [{}]", d.name, extents.join(", "));
+                self.report.push_note(Code::ShapeMismatch, &d.loc, label, note);
             }
         }
     }
@@ -620,6 +638,16 @@ fn declare_pair(declared: &mut Vec<Declared>, name: &str, elem: Elem, shape: &[u
     declared.push(Declared { role: Role::Next { of }, ..state });
 }
 
+/// A thread keeps numbers, not tensors.
+fn check_numbers(statements: &[Statement], declared: &[Declared], report: &mut Report) {
+    let is_local = |s: &&Statement| !s.target.next && !declared.iter().any(|d| d.name == s.target.name.text);
+    for s in statements.iter().filter(is_local).filter(|s| !s.target.indices.is_empty()) {
+        let label = format!("`{}` would be a tensor, and here are only numbers", s.target.name.text);
+        let note = "leave its index out, or compute it in a block";
+        report.push_note(Code::WriteForbidden, &s.target.name.loc, label, note);
+    }
+}
+
 fn smoothing(spec: &Spec, entry: &Entry<entries::Smoothing>, report: &mut Report) -> Smoothing {
     let file = entry.loc.file;
     let mut declared = Vec::new();
@@ -645,12 +673,14 @@ fn smoothing(spec: &Spec, entry: &Entry<entries::Smoothing>, report: &mut Report
         network::check_name(state.get_ref(), &loc_of(file, state), report);
         names.push(state.get_ref());
     }
+    let statements = parse_statements(&spec.text(file, &entry.keys.math), report);
+    check_numbers(&statements, &declared, report);
     Smoothing {
         name: entry.name.clone(),
         doc: entry.keys.doc.clone(),
         states: entry.keys.state.iter().map(|s| s.get_ref().clone()).collect(),
         declared,
-        statements: parse_statements(&spec.text(file, &entry.keys.math), report),
+        statements,
         loc: entry.loc.clone(),
     }
 }
