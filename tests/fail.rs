@@ -1,5 +1,7 @@
 //! What a user is told about a slip: one fixture or more for every code, the rendered text beside it.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -1,5 +1,7 @@
 //! What each stage makes of a few small sets, and that the grammar reads back what it is shown.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fmt::Write as _;
 
 use unio_codegen::equations::{Equations, equations};

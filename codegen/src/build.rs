@@ -64,10 +64,7 @@ impl Config {
         let text = fs::read_to_string(root.join("Cargo.toml")).map_err(|e| unreadable(e.to_string()))?;
         let cargo: CargoToml = toml::from_str(&text).map_err(|e| unreadable(e.message().to_owned()))?;
         let config = cargo.package.and_then(|p| p.metadata).and_then(|m| m.unio);
-        Ok(config.unwrap_or(Config {
-            specs: default_specs(),
-            mirror: None,
-        }))
+        Ok(config.unwrap_or(Config { specs: default_specs(), mirror: None }))
     }
 }
 
@@ -108,10 +105,7 @@ fn watch(dir: &Path) {
         }
         println!("cargo::rerun-if-changed={}", folder.display());
         let includes = SetFiles::from_dir(&folder, "").map(|set| set.includes());
-        let relative = includes
-            .into_iter()
-            .flatten()
-            .filter(|i| !i.starts_with(common::SHIPPED));
+        let relative = includes.into_iter().flatten().filter(|i| !i.starts_with(common::SHIPPED));
         waiting.extend(relative.map(|include| dir.join(include)));
     }
 }
@@ -138,10 +132,7 @@ impl Generated {
         let set = SetFiles::from_dir(dir, name)?;
         let included = common::included(&set, Some(dir))?;
         let lock = fs::read_to_string(lock_path(dir)).unwrap_or_default();
-        Ok(Self {
-            dir: dir.to_owned(),
-            compiled: compile(&set, &included, &lock)?,
-        })
+        Ok(Self { dir: dir.to_owned(), compiled: compile(&set, &included, &lock)? })
     }
 
     /// Refreshes what is kept among the sources. A read-only checkout builds: it is warned of, no more.
@@ -173,11 +164,7 @@ fn shown(dir: &Path) -> String {
         .filter(|c| matches!(c, Component::Normal(_)))
         .map(|c| c.as_os_str().to_string_lossy().into_owned())
         .collect();
-    let first = if dir.is_absolute() {
-        names.len().saturating_sub(2)
-    } else {
-        0
-    };
+    let first = if dir.is_absolute() { names.len().saturating_sub(2) } else { 0 };
     names[first..].join("/")
 }
 
@@ -197,18 +184,13 @@ pub fn generate(root: &Path, check_only: bool) -> Result<Difference, Diagnostics
         if set.compiled.artefacts.kernels.is_empty() {
             continue;
         }
-        let lock = lock_path(&dir)
-            .strip_prefix(root)
-            .map(|p| p.to_string_lossy().into_owned())
-            .unwrap_or_default();
+        let lock = lock_path(&dir).strip_prefix(root).map(|p| p.to_string_lossy().into_owned()).unwrap_or_default();
         locks.insert(lock, set.compiled.lock);
         files.extend(set.compiled.mirror);
     }
     let run = if check_only { write::difference } else { write::mirror };
     let mut difference = run(&mirror, &files, &owned).map_err(unwritable)?;
-    difference
-        .stale
-        .extend(run(root, &locks, &[]).map_err(unwritable)?.stale);
+    difference.stale.extend(run(root, &locks, &[]).map_err(unwritable)?.stale);
     Ok(difference)
 }
 
@@ -219,10 +201,8 @@ pub fn generate(root: &Path, check_only: bool) -> Result<Difference, Diagnostics
 pub fn set_dirs(root: &Path) -> Result<Vec<PathBuf>, Diagnostics> {
     let specs = root.join("specs");
     let list = fs::read_dir(&specs).map_err(|e| Diagnostics::global(Code::SetUnreadable, format!("specs: {e}")))?;
-    let mut dirs: Vec<PathBuf> = list
-        .filter_map(|e| Some(e.ok()?.path()))
-        .filter(|p| p.join("unio.toml").is_file())
-        .collect();
+    let mut dirs: Vec<PathBuf> =
+        list.filter_map(|e| Some(e.ok()?.path())).filter(|p| p.join("unio.toml").is_file()).collect();
     dirs.sort();
     Ok(dirs)
 }

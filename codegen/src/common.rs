@@ -11,16 +11,10 @@ pub(crate) const SHIPPED: &str = "unio:";
 
 /// Files of `unio:common`. A test holds the list to the folder.
 pub const COMMON: &[(&str, &str)] = &[
-    (
-        "unio:common/attention.toml",
-        include_str!("../../specs/common/attention.toml"),
-    ),
+    ("unio:common/attention.toml", include_str!("../../specs/common/attention.toml")),
     ("unio:common/cfc.toml", include_str!("../../specs/common/cfc.toml")),
     ("unio:common/heads.toml", include_str!("../../specs/common/heads.toml")),
-    (
-        "unio:common/smoothing.toml",
-        include_str!("../../specs/common/smoothing.toml"),
-    ),
+    ("unio:common/smoothing.toml", include_str!("../../specs/common/smoothing.toml")),
     ("unio:common/unio.toml", include_str!("../../specs/common/unio.toml")),
 ];
 
@@ -46,9 +40,7 @@ pub fn included(set: &SetFiles, dir: Option<&Path>) -> Result<Vec<SetFiles>, Dia
 fn find(name: &str, dir: Option<&Path>) -> Option<SetFiles> {
     match (name.strip_prefix(SHIPPED), dir) {
         (Some("common"), _) => Some(SetFiles::from_texts(COMMON.iter().copied())),
-        (None, Some(dir)) => SetFiles::from_dir(&dir.join(name), name)
-            .ok()
-            .filter(|set| set.manifest().is_some()),
+        (None, Some(dir)) => SetFiles::from_dir(&dir.join(name), name).ok().filter(|set| set.manifest().is_some()),
         _ => None,
     }
 }

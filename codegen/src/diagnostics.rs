@@ -167,22 +167,12 @@ impl Report {
 
     /// Adds a finding with a cure of its own.
     pub fn push_note(&mut self, code: Code, loc: &Loc, label: impl Into<String>, note: impl Into<String>) {
-        self.0.push(Diagnostic {
-            code,
-            loc: Some(loc.clone()),
-            label: label.into(),
-            note: note.into(),
-        });
+        self.0.push(Diagnostic { code, loc: Some(loc.clone()), label: label.into(), note: note.into() });
     }
 
     /// Adds a finding about the set as a whole.
     pub fn push_global(&mut self, code: Code, label: impl Into<String>) {
-        self.0.push(Diagnostic {
-            code,
-            loc: None,
-            label: label.into(),
-            note: code.cure().into(),
-        });
+        self.0.push(Diagnostic { code, loc: None, label: label.into(), note: code.cure().into() });
     }
 
     /// Adds that a name is not known, with the nearest of those that are.
@@ -217,11 +207,7 @@ impl Report {
 
     /// The value if nothing was found, else the findings with their texts.
     pub fn finish<T>(self, value: T, files: &Files) -> Result<T, Diagnostics> {
-        if self.0.is_empty() {
-            Ok(value)
-        } else {
-            Err(Diagnostics::new(self.0, files.clone()))
-        }
+        if self.0.is_empty() { Ok(value) } else { Err(Diagnostics::new(self.0, files.clone())) }
     }
 }
 
@@ -277,15 +263,9 @@ impl Diagnostics {
             Some(loc) => {
                 let file = self.files.get(loc.file);
                 let end = loc.range.end.min(file.text.len());
-                let caret = AnnotationKind::Primary
-                    .span(loc.range.start.min(end)..end)
-                    .label(finding.label.as_str());
+                let caret = AnnotationKind::Primary.span(loc.range.start.min(end)..end).label(finding.label.as_str());
                 title
-                    .element(
-                        Snippet::source(file.text.as_str())
-                            .path(file.path.as_str())
-                            .annotation(caret),
-                    )
+                    .element(Snippet::source(file.text.as_str()).path(file.path.as_str()).annotation(caret))
                     .element(note)
             }
         };

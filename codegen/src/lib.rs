@@ -44,11 +44,7 @@ pub fn compile(set: &SetFiles, included: &[SetFiles], lock: &str) -> Result<Comp
     let plan = plan::plan(&model, &equations)?;
     let kernels = lower::lower(&plan, &model.files);
     let emitted = emit::emit(&model, &equations, &plan, &kernels);
-    Ok(Compiled {
-        artefacts: emitted.artefacts,
-        lock: lock.render(),
-        mirror: emitted.mirror,
-    })
+    Ok(Compiled { artefacts: emitted.artefacts, lock: lock.render(), mirror: emitted.mirror })
 }
 
 /// Compiles a set given as texts, with the shipped sets it includes; for tests and tools.

@@ -90,11 +90,7 @@ fn generate_all(root: &Path, check_only: bool) -> Result<()> {
 }
 
 fn check(root: &Path, sets: &[PathBuf]) -> Result<()> {
-    let sets = if sets.is_empty() {
-        set_dirs(root)?
-    } else {
-        sets.to_vec()
-    };
+    let sets = if sets.is_empty() { set_dirs(root)? } else { sets.to_vec() };
     let mut failed = Vec::new();
     for dir in sets {
         match Generated::of_dir(&dir) {
@@ -102,11 +98,7 @@ fn check(root: &Path, sets: &[PathBuf]) -> Result<()> {
             Err(error) => failed.push(error.to_string()),
         }
     }
-    if failed.is_empty() {
-        Ok(())
-    } else {
-        bail!("{}", failed.join("\n\n"))
-    }
+    if failed.is_empty() { Ok(()) } else { bail!("{}", failed.join("\n\n")) }
 }
 
 fn summary(artefacts: &Artefacts) -> String {
@@ -126,11 +118,8 @@ fn slots(artefacts: &Artefacts, format: Format) -> Result<()> {
 
 /// One row an index of the ISV.
 fn rows(slot: &unio_codegen::interface::Slot) -> Vec<serde_json::Value> {
-    let members: Vec<Option<&String>> = if slot.members.is_empty() {
-        vec![None]
-    } else {
-        slot.members.iter().map(Some).collect()
-    };
+    let members: Vec<Option<&String>> =
+        if slot.members.is_empty() { vec![None] } else { slot.members.iter().map(Some).collect() };
     let row = |(n, member): (usize, Option<&String>)| {
         let scratch = slot.scratch.map(|s| s + n);
         serde_json::json!({
@@ -155,12 +144,7 @@ fn line(row: &serde_json::Value) -> String {
         serde_json::Value::Null => "–".into(),
         other => other.to_string(),
     };
-    let readers: Vec<&str> = row["readers"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|r| r.as_str())
-        .collect();
+    let readers: Vec<&str> = row["readers"].as_array().into_iter().flatten().filter_map(|r| r.as_str()).collect();
     format!(
         "{:>4}  {:<28} {:<18} {:<10} {:<6} {}",
         text("index"),

@@ -178,10 +178,7 @@ pub fn rust_const(name: &str) -> String {
 pub fn rust_type(name: &str) -> String {
     let capital = |part: &str| {
         let mut letters = part.chars();
-        letters
-            .next()
-            .map(|c| c.to_ascii_uppercase().to_string() + letters.as_str())
-            .unwrap_or_default()
+        letters.next().map(|c| c.to_ascii_uppercase().to_string() + letters.as_str()).unwrap_or_default()
     };
     name.split(['_', '.']).map(capital).collect()
 }

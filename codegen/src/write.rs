@@ -28,16 +28,9 @@ pub fn difference(root: &Path, files: &BTreeMap<String, String>, owned: &[String
     let stale = |(path, text): (&String, &String)| (!is_current(&root.join(path), text)).then(|| path.clone());
     let mut orphans = Vec::new();
     for folder in owned {
-        orphans.extend(
-            listed(root, &root.join(folder))?
-                .into_iter()
-                .filter(|path| !files.contains_key(path)),
-        );
+        orphans.extend(listed(root, &root.join(folder))?.into_iter().filter(|path| !files.contains_key(path)));
     }
-    Ok(Difference {
-        stale: files.iter().filter_map(stale).collect(),
-        orphans,
-    })
+    Ok(Difference { stale: files.iter().filter_map(stale).collect(), orphans })
 }
 
 /// Makes a folder hold just `files`; leaves alone what is current.

@@ -6,12 +6,7 @@ use unio_interface::{Artefacts, Elem};
 
 /// Modules `slots`, `states`, `buffers` and the enum `Reset`.
 pub(crate) fn expand(artefacts: &Artefacts) -> TokenStream {
-    let (slots, states, buffers, resets) = (
-        slots(artefacts),
-        states(artefacts),
-        buffers(artefacts),
-        resets(artefacts),
-    );
+    let (slots, states, buffers, resets) = (slots(artefacts), states(artefacts), buffers(artefacts), resets(artefacts));
     quote! { #slots #states #buffers #resets }
 }
 
@@ -22,10 +17,7 @@ fn slots(artefacts: &Artefacts) -> TokenStream {
         let text = &slot.name;
         let singles = members.iter().enumerate().map(|(n, member)| {
             let name = constant(&format!("{}_{member}_INDEX", slot.name));
-            let (doc, index) = (
-                format!("Index of the member `{member}` of [`{}`].", constant(&slot.name)),
-                index + n,
-            );
+            let (doc, index) = (format!("Index of the member `{member}` of [`{}`].", constant(&slot.name)), index + n);
             quote! { #[doc = #doc] pub const #name: usize = #index; }
         });
         quote! {
@@ -61,17 +53,10 @@ fn buffers(artefacts: &Artefacts) -> TokenStream {
     let constants = buffers.map(|(index, buffer)| {
         let (name, text) = (beside("HEADS", &buffer.name), &buffer.name);
         let doc = format!("`{}`, shape {:?}.", buffer.name, buffer.shape);
-        let ty = if buffer.elem == Elem::I32 {
-            quote!(i32)
-        } else {
-            quote!(f32)
-        };
+        let ty = if buffer.elem == Elem::I32 { quote!(i32) } else { quote!(f32) };
         quote! { #[doc = #doc] pub const #name: ::unio::BufferOf<#ty> = ::unio::BufferOf::new(#index, #text); }
     });
-    let heads = artefacts
-        .program
-        .iter()
-        .flat_map(|p| p.heads.iter().map(move |head| (p, head)));
+    let heads = artefacts.program.iter().flat_map(|p| p.heads.iter().map(move |head| (p, head)));
     let heads = heads.map(|(program, (head, buffer))| {
         let name = &program.buffers[*buffer].name;
         quote! { (#head, ::unio::BufferOf::new(#buffer, #name)) }
@@ -88,16 +73,9 @@ fn buffers(artefacts: &Artefacts) -> TokenStream {
 
 /// Every entry of the registry is a variant, and every variant has its arm.
 fn resets(artefacts: &Artefacts) -> TokenStream {
-    let variants: Vec<_> = artefacts
-        .resets
-        .iter()
-        .map(|r| format_ident!("{}", camel(&r.name)))
-        .collect();
+    let variants: Vec<_> = artefacts.resets.iter().map(|r| format_ident!("{}", camel(&r.name))).collect();
     let names: Vec<&String> = artefacts.resets.iter().map(|r| &r.name).collect();
-    let whens = artefacts
-        .resets
-        .iter()
-        .map(|r| format_ident!("{}", format!("{:?}", r.when)));
+    let whens = artefacts.resets.iter().map(|r| format_ident!("{}", format!("{:?}", r.when)));
     let indices = 0..artefacts.resets.len();
     quote! {
         /// The reset registry: what starts anew, and when.
@@ -140,10 +118,7 @@ fn beside(own: &str, name: &str) -> proc_macro2::Ident {
 pub(crate) fn camel(name: &str) -> String {
     let capital = |part: &str| {
         let mut letters = part.chars();
-        letters
-            .next()
-            .map(|c| c.to_ascii_uppercase().to_string() + letters.as_str())
-            .unwrap_or_default()
+        letters.next().map(|c| c.to_ascii_uppercase().to_string() + letters.as_str()).unwrap_or_default()
     };
     let name: String = name.split(['_', '.']).map(capital).collect();
     if name == "Self" { "Self_".to_owned() } else { name }

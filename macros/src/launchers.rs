@@ -8,11 +8,7 @@ use crate::handles::camel;
 
 /// The module `kernels`.
 pub(crate) fn expand(artefacts: &Artefacts) -> TokenStream {
-    let launchers = artefacts
-        .kernels
-        .iter()
-        .enumerate()
-        .map(|(index, kernel)| launcher(artefacts, index, kernel));
+    let launchers = artefacts.kernels.iter().enumerate().map(|(index, kernel)| launcher(artefacts, index, kernel));
     quote! {
         /// Launchers of single kernels, in f32.
         pub mod kernels { #(#launchers)* }
@@ -20,18 +16,11 @@ pub(crate) fn expand(artefacts: &Artefacts) -> TokenStream {
 }
 
 fn launcher(artefacts: &Artefacts, index: usize, kernel: &Kernel) -> TokenStream {
-    let short = kernel
-        .symbol
-        .strip_prefix(&format!("{}_", artefacts.set))
-        .unwrap_or(&kernel.symbol);
+    let short = kernel.symbol.strip_prefix(&format!("{}_", artefacts.set)).unwrap_or(&kernel.symbol);
     let (name, args) = (format_ident!("{}", camel(short)), format_ident!("{}Args", camel(short)));
     let (doc, symbol) = (&kernel.doc, &kernel.symbol);
     let args_doc = format!("Arguments of [`{name}`].");
-    let fields = kernel
-        .params
-        .iter()
-        .filter(|p| !matches!(p, KernelParam::Rows { .. }))
-        .map(field);
+    let fields = kernel.params.iter().filter(|p| !matches!(p, KernelParam::Rows { .. })).map(field);
     let checks = kernel.params.iter().map(|p| check(symbol, p, counted(kernel)));
     let values = kernel.params.iter().map(|p| value(symbol, p));
     let n = counted(kernel).map_or(quote!(0), |n| quote!(args.#n));
@@ -65,13 +54,7 @@ fn launcher(artefacts: &Artefacts, index: usize, kernel: &Kernel) -> TokenStream
 }
 
 fn counted(kernel: &Kernel) -> Option<Ident> {
-    kernel.params.iter().find_map(|p| {
-        if let KernelParam::Count { name } = p {
-            Some(raw(name))
-        } else {
-            None
-        }
-    })
+    kernel.params.iter().find_map(|p| if let KernelParam::Count { name } = p { Some(raw(name)) } else { None })
 }
 
 /// An identifier for any legal name; words of Rust become raw, and those that cannot be get a `_`.
@@ -102,19 +85,9 @@ fn field(param: &KernelParam) -> TokenStream {
             let name = raw(name);
             quote! { #[doc = "Number of elements."] pub #name: usize }
         }
-        KernelParam::Buffer {
-            name,
-            elem,
-            access,
-            len,
-            role,
-        } => {
+        KernelParam::Buffer { name, elem, access, len, role } => {
             let ident = raw(name);
-            let doc = format!(
-                "{}{}",
-                describe(role),
-                len.map_or(String::new(), |len| format!(", {len} elements"))
-            );
+            let doc = format!("{}{}", describe(role), len.map_or(String::new(), |len| format!(", {len} elements")));
             let t = rust_type(*elem);
             let ty = match (role, access) {
                 (Role::Reduced, Access::Out) => quote!(::unio::launcher::Gradient<#t>),
@@ -149,14 +122,7 @@ fn check(symbol: &str, param: &KernelParam, counted: Option<Ident>) -> TokenStre
         let table = raw(of);
         return quote! { ::unio::launcher::check_len(#symbol, #of, #row_len, args.#table.len())?; };
     }
-    let KernelParam::Buffer {
-        name,
-        len,
-        role,
-        access,
-        ..
-    } = param
-    else {
+    let KernelParam::Buffer { name, len, role, access, .. } = param else {
         return TokenStream::new();
     };
     let ident = raw(name);
@@ -183,11 +149,7 @@ fn value(symbol: &str, param: &KernelParam) -> TokenStream {
             let name = raw(name);
             quote!(::unio::device::Arg::I32(::unio::launcher::check_count(#symbol, args.#name)?))
         }
-        KernelParam::Buffer {
-            name,
-            role: Role::Reduced,
-            ..
-        } => {
+        KernelParam::Buffer { name, role: Role::Reduced, .. } => {
             let name = raw(name);
             quote!(args.#name.tensor().arg())
         }
@@ -201,14 +163,7 @@ fn value(symbol: &str, param: &KernelParam) -> TokenStream {
 /// A reducer turns the room for a gradient into a reduced gradient.
 fn returned(kernel: &Kernel) -> (TokenStream, TokenStream) {
     for param in &kernel.params {
-        if let KernelParam::Buffer {
-            name,
-            elem,
-            access: Access::Out,
-            role: Role::Reduced,
-            ..
-        } = param
-        {
+        if let KernelParam::Buffer { name, elem, access: Access::Out, role: Role::Reduced, .. } = param {
             let (name, t) = (raw(name), rust_type(*elem));
             return (quote!(::unio::launcher::Reduced<#t>), quote!(args.#name.reduced()));
         }

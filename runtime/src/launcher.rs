@@ -52,11 +52,7 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// Where the device is out of memory.
     pub fn zeros(device: &Device, len: usize) -> Result<Self, DeviceError> {
-        Ok(Self {
-            memory: device.alloc(len * size_of::<T>())?,
-            len,
-            elem: PhantomData,
-        })
+        Ok(Self { memory: device.alloc(len * size_of::<T>())?, len, elem: PhantomData })
     }
 
     /// A copy of host values.
@@ -64,11 +60,7 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// Where the device is out of memory.
     pub fn from_slice(device: &Device, values: &[T]) -> Result<Self, DeviceError> {
-        Ok(Self {
-            memory: device.alloc_from(values)?,
-            len: values.len(),
-            elem: PhantomData,
-        })
+        Ok(Self { memory: device.alloc_from(values)?, len: values.len(), elem: PhantomData })
     }
 
     /// The values, after all launches before.
@@ -94,11 +86,7 @@ impl<T: Pod> Tensor<T> {
     /// Gives fewer where the tensor ends before.
     pub fn words(&self, start: usize, len: usize) -> Words<'_, T> {
         let start = start.min(self.len);
-        Words {
-            tensor: self,
-            start,
-            len: len.min(self.len - start),
-        }
+        Words { tensor: self, start, len: len.min(self.len - start) }
     }
 
     /// The argument from an element on.
@@ -195,13 +183,7 @@ impl Launcher {
         let kernel = &artefacts.kernels[index];
         let source = &artefacts.sources[kernel.source];
         let options = CompileOptions::default();
-        let module = device.load(
-            &Source {
-                name: &source.path,
-                text: &source.text,
-            },
-            &options,
-        )?;
+        let module = device.load(&Source { name: &source.path, text: &source.text }, &options)?;
         Ok(Self {
             kernel: module.kernel(&kernel.symbol)?,
             threads: kernel.threads,
@@ -227,12 +209,7 @@ impl Launcher {
 #[doc(hidden)]
 pub fn check_len(kernel: &'static str, argument: &'static str, needed: usize, given: usize) -> Result<(), LaunchError> {
     if given < needed {
-        return Err(LaunchError::TooShort {
-            kernel,
-            argument,
-            needed,
-            given,
-        });
+        return Err(LaunchError::TooShort { kernel, argument, needed, given });
     }
     Ok(())
 }

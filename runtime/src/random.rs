@@ -34,10 +34,7 @@ impl Stream {
         let digest = Sha256::digest(name.as_bytes());
         let word = |at: usize| u32::from_le_bytes([digest[at], digest[at + 1], digest[at + 2], digest[at + 3]]);
         let (low, high) = halves(seed);
-        Self {
-            key: [low, high],
-            name: [word(0), word(4)],
-        }
+        Self { key: [low, high], name: [word(0), word(4)] }
     }
 
     /// Word number `at`.
@@ -90,16 +87,10 @@ mod tests {
     /// The known answers that its authors publish with Random123.
     #[test]
     fn philox_gives_the_known_answers() {
-        assert_eq!(
-            philox([0; 4], [0; 2]),
-            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
-        );
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         let ones = philox([u32::MAX; 4], [u32::MAX; 2]);
         assert_eq!(ones, [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
-        let pi = philox(
-            [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
-            [0xa409_3822, 0x299f_31d0],
-        );
+        let pi = philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]);
         assert_eq!(pi, [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
     }
 
@@ -110,10 +101,7 @@ mod tests {
         let mean = drawn.iter().sum::<f64>() / 40_000.0;
         let square = drawn.iter().map(|x| x * x).sum::<f64>() / 40_000.0;
         assert!(drawn.iter().all(|x| x.abs() < 1.0));
-        assert!(
-            mean.abs() < 0.02 && (square - 1.0 / 3.0).abs() < 0.01,
-            "{mean} {square}"
-        );
+        assert!(mean.abs() < 0.02 && (square - 1.0 / 3.0).abs() < 0.01, "{mean} {square}");
     }
 
     /// All six orders of three items, about equally often.

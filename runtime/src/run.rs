@@ -121,31 +121,19 @@ impl Run {
     /// # Errors
     /// [`RunError`], with the line where the file is at fault.
     pub fn read(path: &Path) -> Result<Self, RunError> {
-        let text = std::fs::read_to_string(path).map_err(|error| RunError::Unreadable {
-            path: path.into(),
-            error,
-        })?;
-        let file: File = toml::from_str(&text).map_err(|e| RunError::Invalid {
-            path: path.into(),
-            error: Box::new(e),
-        })?;
+        let text = std::fs::read_to_string(path).map_err(|error| RunError::Unreadable { path: path.into(), error })?;
+        let file: File =
+            toml::from_str(&text).map_err(|e| RunError::Invalid { path: path.into(), error: Box::new(e) })?;
         let count = file.run.len();
         let mut runs = file.run.into_iter();
         let (Some((name, keys)), 1) = (runs.next(), count) else {
-            return Err(RunError::Count {
-                path: path.into(),
-                count,
-            });
+            return Err(RunError::Count { path: path.into(), count });
         };
         Self::checked(path, name, keys)
     }
 
     fn checked(path: &Path, name: String, keys: Keys) -> Result<Self, RunError> {
-        let value = |key, problem: String| RunError::Value {
-            path: path.into(),
-            key,
-            problem,
-        };
+        let value = |key, problem: String| RunError::Value { path: path.into(), key, problem };
         if keys.epochs == 0 {
             return Err(value("epochs", "is 0: a run trains at least one epoch".into()));
         }
@@ -169,20 +157,12 @@ impl Run {
             epochs: keys.epochs,
             seed: keys.seed,
             horizon: keys.horizon,
-            folds: Folds {
-                spans: keys.folds.spans,
-                purge: keys.folds.purge,
-                embargo: keys.folds.embargo,
-            },
+            folds: Folds { spans: keys.folds.spans, purge: keys.folds.purge, embargo: keys.folds.embargo },
             states: keys.state,
         })
     }
 }
 
 fn known_features() -> String {
-    Feature::ALL
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(", ")
+    Feature::ALL.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

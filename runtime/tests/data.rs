@@ -35,10 +35,7 @@ fn plain_bars_are_read() {
     let bars = read(format!("{HEADER}{DAY_1}{DAY_2}")).unwrap();
     assert_eq!(bars.len(), 2);
     assert_eq!(bars.dates()[1].to_string(), "2020-01-03");
-    assert_eq!(
-        (bars.open(), bars.high(), bars.low()),
-        (&[10.0, 11.0][..], &[12.0, 13.0][..], &[9.0, 10.0][..])
-    );
+    assert_eq!((bars.open(), bars.high(), bars.low()), (&[10.0, 11.0][..], &[12.0, 13.0][..], &[9.0, 10.0][..]));
     assert_eq!((bars.close(), bars.volume()), (&[11.0, 12.0][..], &[100.0, 200.0][..]));
 }
 
@@ -46,10 +43,7 @@ fn plain_bars_are_read() {
 fn columns_go_by_name_and_others_are_ignored() {
     let text = "note,Volume, Close ,LOW,High,Open,Time,dt\nx,7,11,9,12,10,2020-01-02 16:00:00,-4\n";
     let bars = read(text).unwrap();
-    assert_eq!(
-        (bars.open()[0], bars.high()[0], bars.low()[0], bars.close()[0]),
-        (10.0, 12.0, 9.0, 11.0)
-    );
+    assert_eq!((bars.open()[0], bars.high()[0], bars.low()[0], bars.close()[0]), (10.0, 12.0, 9.0, 11.0));
     assert_eq!((bars.volume()[0], bars.return_close()[0]), (7.0, 11.0));
 }
 
@@ -76,12 +70,7 @@ fn rows_are_counted_as_an_editor_does() {
 
 #[test]
 fn dates_may_carry_a_time() {
-    for date in [
-        "2020-01-03",
-        "2020-01-03T00:00:00",
-        "2020-01-03 00:00:00-05:00",
-        "2020-01-03T00:00:00Z",
-    ] {
+    for date in ["2020-01-03", "2020-01-03T00:00:00", "2020-01-03 00:00:00-05:00", "2020-01-03T00:00:00Z"] {
         let bars = read(with_row(&format!("{date},1,2,1,1,1,1"))).unwrap();
         assert_eq!(bars.dates()[1].to_string(), "2020-01-03", "{date}");
     }
@@ -104,22 +93,13 @@ fn foreign_encodings_are_refused_by_name() {
         assert_eq!(refusal(big), "a.csv: is UTF-16 (big endian); save it as UTF-8");
     }
     let latin = [with_row("2020-01-03,1,2,1,").trim_end().as_bytes(), b"\xE9,1,1\n"].concat();
-    assert_eq!(
-        refusal(latin),
-        "a.csv:3: holds bytes that are not UTF-8; save the file as UTF-8"
-    );
+    assert_eq!(refusal(latin), "a.csv:3: holds bytes that are not UTF-8; save the file as UTF-8");
 }
 
 #[test]
 fn numbers_may_be_scientific_or_have_quoted_thousands() {
-    let bars = read(with_row(
-        "2020-01-03,\"1,049.34\",1e5,1.5E2, 1200 ,+7,\"3,442,870,000\"",
-    ))
-    .unwrap();
-    assert_eq!(
-        (bars.open()[1], bars.high()[1], bars.low()[1], bars.close()[1]),
-        (1049.34, 1e5, 150.0, 1200.0)
-    );
+    let bars = read(with_row("2020-01-03,\"1,049.34\",1e5,1.5E2, 1200 ,+7,\"3,442,870,000\"")).unwrap();
+    assert_eq!((bars.open()[1], bars.high()[1], bars.low()[1], bars.close()[1]), (1049.34, 1e5, 150.0, 1200.0));
     assert_eq!(bars.volume()[1], 3_442_870_000.0);
 }
 
@@ -129,10 +109,7 @@ fn a_type_is_not_guessed_from_early_rows() {
     let bars = read(format!("{HEADER}{rows}2021-02-01,1.5,2.5,1.25,1e0,1,1.75\n")).unwrap();
     assert_eq!((bars.open()[28], bars.volume()[28]), (1.5, 1.75));
     let message = refusal(format!("{HEADER}{rows}2021-02-01,1,2,1,one,1,1\n"));
-    assert!(
-        message.starts_with("a.csv:30: column `close` holds \"one\", which is not a number"),
-        "{message}"
-    );
+    assert!(message.starts_with("a.csv:30: column `close` holds \"one\", which is not a number"), "{message}");
 }
 
 #[test]
@@ -150,10 +127,7 @@ fn cells_that_are_no_number_are_refused_with_their_place() {
         ("-3", "holds \"-3\", which is not above zero"),
     ] {
         let message = refusal(with_row(&format!("2020-01-03,1,2,{cell},1,1,1")));
-        assert!(
-            message.starts_with(&format!("a.csv:3: column `low` {said}")),
-            "{message}"
-        );
+        assert!(message.starts_with(&format!("a.csv:3: column `low` {said}")), "{message}");
     }
 }
 
@@ -161,24 +135,15 @@ fn cells_that_are_no_number_are_refused_with_their_place() {
 fn volume_may_be_zero_but_not_negative() {
     assert_eq!(read(with_row("2020-01-03,1,2,1,1,1,0")).unwrap().volume()[1], 0.0);
     let message = refusal(with_row("2020-01-03,1,2,1,1,1,-1"));
-    assert!(
-        message.starts_with("a.csv:3: column `volume` holds \"-1\", which is below zero"),
-        "{message}"
-    );
+    assert!(message.starts_with("a.csv:3: column `volume` holds \"-1\", which is below zero"), "{message}");
 }
 
 #[test]
 fn files_without_bars_are_refused() {
     for blank in ["", "\n\n", "\u{FEFF}", " \r\n"] {
-        assert_eq!(
-            refusal(blank),
-            "a.csv: is empty; it needs a header line and one line a day"
-        );
+        assert_eq!(refusal(blank), "a.csv: is empty; it needs a header line and one line a day");
     }
-    assert_eq!(
-        refusal(HEADER),
-        "a.csv: has a header and no rows; add one line a day, oldest first"
-    );
+    assert_eq!(refusal(HEADER), "a.csv: has a header and no rows; add one line a day, oldest first");
     assert_eq!(refusal(HEADER.trim_end()), refusal(HEADER));
 }
 
@@ -187,10 +152,7 @@ fn headers_that_lack_or_repeat_a_column_are_refused() {
     for column in ["date", "open", "high", "low", "close", "volume"] {
         let header = HEADER.replacen(column, "other", 1);
         let message = refusal(format!("{header}{DAY_1}"));
-        assert!(
-            message.starts_with(&format!("a.csv:1: has no column `{column}`; the header reads ")),
-            "{message}"
-        );
+        assert!(message.starts_with(&format!("a.csv:1: has no column `{column}`; the header reads ")), "{message}");
         assert!(message.contains("other"), "{message}");
     }
     let twice = refusal("date,open,high,low,close,Close,volume\n2020-01-02,1,1,1,1,1,1\n");
@@ -202,10 +164,7 @@ fn headers_that_lack_or_repeat_a_column_are_refused() {
 #[test]
 fn rows_of_another_length_are_refused() {
     let message = refusal(with_row("2020-01-03,1,049.34,2,1,1,1,1"));
-    assert!(
-        message.starts_with("a.csv:3: has 8 cells where the header has 7"),
-        "{message}"
-    );
+    assert!(message.starts_with("a.csv:3: has 8 cells where the header has 7"), "{message}");
     assert!(refusal(with_row("2020-01-03,1")).starts_with("a.csv:3: has 2 cells"));
     assert!(refusal(with_row(&format!("2020-01-03,\"1,2,1,1,1,1\n{DAY_2}"))).starts_with("a.csv:3: has 2 cells"));
 }
@@ -213,19 +172,13 @@ fn rows_of_another_length_are_refused() {
 #[test]
 fn an_unclosed_quote_is_quoted_in_short() {
     let message = refusal(with_row(&format!("2020-01-03,1,2,1,1,1,\"1\n{}", DAY_2.repeat(100))));
-    assert!(
-        message.starts_with("a.csv:3: column `volume` holds \"1\\n2020") && message.len() < 200,
-        "{message}"
-    );
+    assert!(message.starts_with("a.csv:3: column `volume` holds \"1\\n2020") && message.len() < 200, "{message}");
 }
 
 #[test]
 fn a_high_below_its_low_is_refused() {
     let message = refusal(with_row("2020-01-03,1,1.5,2,1,1,1"));
-    assert!(
-        message.starts_with("a.csv:3: column `high` holds 1.5, below 2 in column `low`"),
-        "{message}"
-    );
+    assert!(message.starts_with("a.csv:3: column `high` holds 1.5, below 2 in column `low`"), "{message}");
 }
 
 #[test]
@@ -241,26 +194,15 @@ fn unsorted_and_repeated_days_are_refused_with_both_rows() {
 #[test]
 fn gaps_are_calendar_days() {
     let row = |date: &str| format!("{date},1,2,1,1,1,1\n");
-    let days = ["2020-02-27", "2020-02-28", "2020-03-02", "2020-03-03", "2021-03-03"]
-        .map(row)
-        .concat();
-    assert_eq!(
-        read(format!("{HEADER}{days}")).unwrap().day_gaps(),
-        [1.0, 1.0, 3.0, 1.0, 365.0]
-    );
+    let days = ["2020-02-27", "2020-02-28", "2020-03-02", "2020-03-03", "2021-03-03"].map(row).concat();
+    assert_eq!(read(format!("{HEADER}{days}")).unwrap().day_gaps(), [1.0, 1.0, 3.0, 1.0, 365.0]);
 }
 
 #[test]
 fn a_missing_file_or_a_folder_is_one_clear_error() {
     let message = Bars::read("no/such.csv").unwrap_err().to_string();
-    assert!(
-        message.starts_with("no/such.csv: cannot be read (") && message.contains("check the path"),
-        "{message}"
-    );
-    assert!(matches!(
-        Bars::read(env!("CARGO_MANIFEST_DIR")),
-        Err(DataError::Read { .. })
-    ));
+    assert!(message.starts_with("no/such.csv: cannot be read (") && message.contains("check the path"), "{message}");
+    assert!(matches!(Bars::read(env!("CARGO_MANIFEST_DIR")), Err(DataError::Read { .. })));
 }
 
 #[test]
@@ -270,10 +212,7 @@ fn shipped_files_are_read_whole() {
         let bars = Bars::read(folder.join(name).with_extension("csv")).unwrap();
         assert_eq!(bars.len(), 5031);
         assert!(bars.day_gaps().iter().all(|gap| (1.0..=7.0).contains(gap)));
-        assert_eq!(
-            bars.volume().iter().filter(|volume| **volume == 0.0).count(),
-            unrecorded
-        );
+        assert_eq!(bars.volume().iter().filter(|volume| **volume == 0.0).count(), unrecorded);
     }
 }
 

@@ -42,16 +42,7 @@ fn mean_auc(file: &str, features: &[Feature], scores: impl Fn(&FoldData) -> Vec<
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../specs/data");
     let bars = Bars::read(folder.join(file).with_extension("csv")).unwrap();
     let dataset = Dataset::new(&bars, features, HORIZON).unwrap();
-    let folds = dataset
-        .folds(
-            &Folds {
-                spans: 4,
-                purge: HORIZON,
-                embargo: 0,
-            },
-            1,
-        )
-        .unwrap();
+    let folds = dataset.folds(&Folds { spans: 4, purge: HORIZON, embargo: 0 }, 1).unwrap();
     let areas = folds.iter().map(|fold| {
         let rows = fold.fold.test.clone();
         auc(&scores(fold)[rows.clone()], &fold.volatility[rows]).unwrap()
@@ -65,10 +56,7 @@ fn logistic_scores(fold: &FoldData) -> Vec<f32> {
     let mut weights = [0.0; 7];
     for _ in 0..STEPS {
         let step = newton_step(fold, &inputs, &weights);
-        weights
-            .iter_mut()
-            .zip(step)
-            .for_each(|(weight, delta)| *weight -= delta);
+        weights.iter_mut().zip(step).for_each(|(weight, delta)| *weight -= delta);
     }
     inputs.iter().map(|input| dot(input, &weights) as f32).collect()
 }
@@ -95,9 +83,7 @@ fn solve(mut system: [[f64; 8]; 7]) -> [f64; 7] {
         let row = system[pivot].map(|value| value / system[pivot][pivot]);
         for line in &mut system {
             let factor = line[pivot];
-            line.iter_mut()
-                .zip(row)
-                .for_each(|(value, taken)| *value -= factor * taken);
+            line.iter_mut().zip(row).for_each(|(value, taken)| *value -= factor * taken);
         }
         system[pivot] = row;
     }

@@ -22,11 +22,7 @@ fn emulator(order: ThreadOrder) -> Device {
 }
 
 fn kernel(device: &Device, name: &str, text: &str) -> Kernel {
-    device
-        .load(&Source { name: "test.cu", text }, &F32)
-        .unwrap()
-        .kernel(name)
-        .unwrap()
+    device.load(&Source { name: "test.cu", text }, &F32).unwrap().kernel(name).unwrap()
 }
 
 fn launch(kernel: &Kernel, config: LaunchConfig, args: &[Arg<'_>]) -> Result<(), DeviceError> {
@@ -48,12 +44,7 @@ fn saxpy_in_both_types() {
     let y = device.alloc_from(&vec![1.0f32; n]).unwrap();
     let saxpy = kernel(&device, "saxpy", SAXPY);
     let xs = device.alloc_from(&x).unwrap();
-    let args = [
-        Arg::Buffer(&xs, 0),
-        Arg::Buffer(&y, 0),
-        Arg::F32(2.0),
-        Arg::I32(n as i32),
-    ];
+    let args = [Arg::Buffer(&xs, 0), Arg::Buffer(&y, 0), Arg::F32(2.0), Arg::I32(n as i32)];
     launch(&saxpy, LaunchConfig::new(4, 256), &args).unwrap();
     let want: Vec<f32> = x.iter().map(|x| 2.0f32.mul_add(*x, 1.0)).collect();
     assert_eq!(y.read_vec::<f32>().unwrap(), want);
@@ -63,17 +54,7 @@ fn saxpy_in_both_types() {
     assert_eq!(attributes.is_some(), device.kind() == Kind::Cuda);
     assert!(attributes.is_none_or(|a| a.registers > 0 && a.local_bytes == 0 && a.max_threads >= 256));
 
-    let wide = device
-        .load(
-            &Source {
-                name: "wide.cu",
-                text: SAXPY,
-            },
-            &F64,
-        )
-        .unwrap()
-        .kernel("saxpy")
-        .unwrap();
+    let wide = device.load(&Source { name: "wide.cu", text: SAXPY }, &F64).unwrap().kernel("saxpy").unwrap();
     let xs = device.alloc_from(&[1.0f64, 2.0]).unwrap();
     let y = device.alloc_from(&[0.5f64, 0.25]).unwrap();
     let args = [Arg::Buffer(&xs, 8), Arg::Buffer(&y, 8), Arg::F64(3.0), Arg::I32(1)];
@@ -124,10 +105,7 @@ fn tree_reduction_through_shared_memory() {
             let sums = tree_sums(&device, n, block);
             for (b, sum) in sums.iter().enumerate() {
                 let of_block = (b * block..n.min((b + 1) * block)).map(|i| ((i * 7919) % 1000) as f64 * 1e-3);
-                assert!(
-                    (f64::from(*sum) - of_block.sum::<f64>()).abs() < 1e-3,
-                    "n {n} block {block}"
-                );
+                assert!((f64::from(*sum) - of_block.sum::<f64>()).abs() < 1e-3, "n {n} block {block}");
             }
         }
     }
@@ -150,12 +128,7 @@ fn reversed_order_shows_a_race() {
     for order in [ThreadOrder::Forward, ThreadOrder::Reversed] {
         let device = emulator(order);
         let last = device.alloc(4).unwrap();
-        launch(
-            &kernel(&device, "race", text),
-            LaunchConfig::new(1, 64),
-            &[Arg::Buffer(&last, 0)],
-        )
-        .unwrap();
+        launch(&kernel(&device, "race", text), LaunchConfig::new(1, 64), &[Arg::Buffer(&last, 0)]).unwrap();
         seen.extend(last.read_vec::<i32>().unwrap());
     }
     assert_eq!(seen, [63, 0]);
@@ -234,20 +207,13 @@ fn vectors_and_device_functions() {
     let (xs, y) = (device.alloc_from(&x).unwrap(), device.alloc(128).unwrap());
     let args = [Arg::Buffer(&xs, 0), Arg::Buffer(&y, 0)];
     launch(&kernel(&device, "vectors", text), LaunchConfig::new(1, 8), &args).unwrap();
-    assert_eq!(
-        y.read_vec::<f32>().unwrap(),
-        x.iter().map(|x| 2.0 * x).collect::<Vec<_>>()
-    );
+    assert_eq!(y.read_vec::<f32>().unwrap(), x.iter().map(|x| 2.0 * x).collect::<Vec<_>>());
 }
 
 #[test]
 fn blocks_wait_for_stacks() {
     let workers = Some(20);
-    let device = Device::emulator(EmulatorOptions {
-        order: ThreadOrder::Forward,
-        workers,
-    })
-    .unwrap();
+    let device = Device::emulator(EmulatorOptions { order: ThreadOrder::Forward, workers }).unwrap();
     assert_eq!(tree_sums(&device, 1024 * 40, 1024).len(), 40);
 }
 
@@ -269,15 +235,7 @@ fn fault(text: &str, block: u32) -> DeviceError {
 fn barrier_divergence_is_an_error() {
     let text = "UNIO_KERNEL(64) bad(UNIO_OUT(int, out)) { if (blockIdx.x == 1 && threadIdx.x == 7) return; __syncthreads(); out[0] = 1; }";
     let error = fault(text, 64);
-    let DeviceError::BarrierDivergence {
-        kernel,
-        block,
-        thread,
-        reason,
-    } = &error
-    else {
-        panic!("{error}")
-    };
+    let DeviceError::BarrierDivergence { kernel, block, thread, reason } = &error else { panic!("{error}") };
     assert_eq!((kernel.as_str(), *block, *thread), ("bad", 1, 0));
     assert!(reason.contains("thread 7"), "{reason}");
 }
@@ -285,11 +243,7 @@ fn barrier_divergence_is_an_error() {
 #[test]
 fn missing_lanes_are_an_error() {
     let cases = [
-        (
-            "if (threadIdx.x != 3) out[0] = __shfl_sync(~0u, 1, 0);",
-            0,
-            "thread 3, which has exited",
-        ),
+        ("if (threadIdx.x != 3) out[0] = __shfl_sync(~0u, 1, 0);", 0, "thread 3, which has exited"),
         (
             "if (threadIdx.x != 3) out[0] = __shfl_sync(~0u, 1, 0); else __syncthreads();",
             0,
@@ -304,15 +258,7 @@ fn missing_lanes_are_an_error() {
     ];
     for (body, who, words) in cases {
         let error = fault(&format!("UNIO_KERNEL(64) bad(UNIO_OUT(int, out)) {{ {body} }}"), 64);
-        let DeviceError::WarpDivergence {
-            block: 0,
-            thread,
-            reason,
-            ..
-        } = &error
-        else {
-            panic!("{error}")
-        };
+        let DeviceError::WarpDivergence { block: 0, thread, reason, .. } = &error else { panic!("{error}") };
         assert_eq!(*thread, who, "{reason}");
         assert!(reason.contains(words), "{reason}");
     }
@@ -323,12 +269,7 @@ fn shared_memory_starts_as_nan_in_every_block() {
     let device = emulator(ThreadOrder::Forward);
     let text = "UNIO_KERNEL(32) leak(UNIO_OUT(int, out)) { UNIO_SHARED(float, s, 0); out[blockIdx.x] = s[0] != s[0]; s[0] = 1.0f; }";
     let out = device.alloc(16 * 4).unwrap();
-    launch(
-        &kernel(&device, "leak", text),
-        LaunchConfig::new(16, 1).shared(4),
-        &[Arg::Buffer(&out, 0)],
-    )
-    .unwrap();
+    launch(&kernel(&device, "leak", text), LaunchConfig::new(16, 1).shared(4), &[Arg::Buffer(&out, 0)]).unwrap();
     assert_eq!(out.read_vec::<i32>().unwrap(), [1; 16]);
 }
 
@@ -337,47 +278,20 @@ fn launch_limits_have_typed_errors() {
     let device = device();
     let saxpy = kernel(&device, "saxpy", SAXPY);
     let memory = device.alloc(4).unwrap();
-    let args = [
-        Arg::Buffer(&memory, 0),
-        Arg::Buffer(&memory, 0),
-        Arg::F32(0.0),
-        Arg::I32(0),
-    ];
+    let args = [Arg::Buffer(&memory, 0), Arg::Buffer(&memory, 0), Arg::F32(0.0), Arg::I32(0)];
     let shared = device.limits().max_shared_bytes;
-    for bad in [
-        LaunchConfig::new(1, 257),
-        LaunchConfig::new(u32::MAX, 1),
-        LaunchConfig::new(1, 1).shared(shared + 1),
-    ] {
-        assert!(matches!(
-            launch(&saxpy, bad, &args),
-            Err(DeviceError::LaunchLimit { .. })
-        ));
+    for bad in [LaunchConfig::new(1, 257), LaunchConfig::new(u32::MAX, 1), LaunchConfig::new(1, 1).shared(shared + 1)] {
+        assert!(matches!(launch(&saxpy, bad, &args), Err(DeviceError::LaunchLimit { .. })));
     }
     for good in [48 * 1024 - 1, 48 * 1024, 48 * 1024 + 1, shared] {
         launch(&saxpy, LaunchConfig::new(1, 256).shared(good), &args).unwrap();
     }
-    let clustered = LaunchConfig {
-        cluster: 2,
-        ..LaunchConfig::new(2, 32)
-    };
-    assert!(matches!(
-        launch(&saxpy, clustered, &args),
-        Err(DeviceError::Unsupported { .. })
-    ));
-    assert!(matches!(
-        launch(&saxpy, LaunchConfig::new(1, 0), &args),
-        Err(DeviceError::Arguments { .. })
-    ));
-    assert!(matches!(
-        launch(&saxpy, LaunchConfig::new(1, 1), &args[1..]),
-        Err(DeviceError::Arguments { .. })
-    ));
+    let clustered = LaunchConfig { cluster: 2, ..LaunchConfig::new(2, 32) };
+    assert!(matches!(launch(&saxpy, clustered, &args), Err(DeviceError::Unsupported { .. })));
+    assert!(matches!(launch(&saxpy, LaunchConfig::new(1, 0), &args), Err(DeviceError::Arguments { .. })));
+    assert!(matches!(launch(&saxpy, LaunchConfig::new(1, 1), &args[1..]), Err(DeviceError::Arguments { .. })));
     let past = [Arg::Buffer(&memory, 5), args[1], args[2], args[3]];
-    assert!(matches!(
-        launch(&saxpy, LaunchConfig::new(1, 1), &past),
-        Err(DeviceError::Arguments { .. })
-    ));
+    assert!(matches!(launch(&saxpy, LaunchConfig::new(1, 1), &past), Err(DeviceError::Arguments { .. })));
     device.synchronize().unwrap();
 }
 
@@ -385,23 +299,12 @@ fn launch_limits_have_typed_errors() {
 fn wrong_arguments_are_found_on_the_emulator() {
     let device = emulator(ThreadOrder::Forward);
     let saxpy = kernel(&device, "saxpy", SAXPY);
-    let (mine, other) = (
-        device.alloc(4).unwrap(),
-        emulator(ThreadOrder::Forward).alloc(4).unwrap(),
-    );
+    let (mine, other) = (device.alloc(4).unwrap(), emulator(ThreadOrder::Forward).alloc(4).unwrap());
     let args = [Arg::Buffer(&mine, 0), Arg::Buffer(&mine, 0), Arg::F64(0.0), Arg::I32(0)];
     let error = launch(&saxpy, LaunchConfig::new(1, 1), &args).unwrap_err().to_string();
     assert!(error.contains("argument 2 is F64, the parameter is float"), "{error}");
-    let args = [
-        Arg::Buffer(&mine, 0),
-        Arg::Buffer(&other, 0),
-        Arg::F32(0.0),
-        Arg::I32(0),
-    ];
-    assert!(matches!(
-        launch(&saxpy, LaunchConfig::new(1, 1), &args),
-        Err(DeviceError::WrongMemory { .. })
-    ));
+    let args = [Arg::Buffer(&mine, 0), Arg::Buffer(&other, 0), Arg::F32(0.0), Arg::I32(0)];
+    assert!(matches!(launch(&saxpy, LaunchConfig::new(1, 1), &args), Err(DeviceError::WrongMemory { .. })));
 }
 
 #[test]
@@ -409,14 +312,8 @@ fn lengths_are_checked() {
     let memory = device().alloc(6).unwrap();
     assert!(matches!(memory.write(&[0; 5]), Err(DeviceError::Length { .. })));
     assert!(matches!(memory.read_vec::<f32>(), Err(DeviceError::Length { .. })));
-    assert!(matches!(
-        memory.read_at(4, &mut [0; 3]),
-        Err(DeviceError::Length { .. })
-    ));
-    assert!(matches!(
-        memory.write_at(usize::MAX, &[0; 3]),
-        Err(DeviceError::Length { .. })
-    ));
+    assert!(matches!(memory.read_at(4, &mut [0; 3]), Err(DeviceError::Length { .. })));
+    assert!(matches!(memory.write_at(usize::MAX, &[0; 3]), Err(DeviceError::Length { .. })));
     memory.write_at(4, &[1, 2]).unwrap();
     let mut all = [9; 6];
     memory.read(&mut all).unwrap();
@@ -428,12 +325,8 @@ fn mapped_memory_is_seen_by_the_host() {
     let device = device();
     let text = "UNIO_KERNEL(1) stamp(UNIO_OUT(unsigned long long, out), unsigned long long v) { out[1] = v; __threadfence_system(); }";
     let mapped = device.alloc_mapped(16).unwrap();
-    launch(
-        &kernel(&device, "stamp", text),
-        LaunchConfig::new(1, 1),
-        &[Arg::Buffer(&mapped, 0), Arg::U64(1 << 40)],
-    )
-    .unwrap();
+    launch(&kernel(&device, "stamp", text), LaunchConfig::new(1, 1), &[Arg::Buffer(&mapped, 0), Arg::U64(1 << 40)])
+        .unwrap();
     device.synchronize().unwrap();
     assert_eq!((mapped.peek(0).unwrap(), mapped.peek(8).unwrap()), (0, 1 << 40));
     assert_eq!(mapped.read_vec::<u64>().unwrap(), [0, 1 << 40]);
@@ -444,26 +337,15 @@ fn mapped_memory_is_seen_by_the_host() {
 fn compile_errors_name_the_specs_line() {
     let text = "UNIO_KERNEL(1) f(UNIO_OUT(real, y)) {\n#line 41 \"specs/x.toml\"\n y[0] = undeclared_name;\n}";
     let error = device().load(&Source { name: "x", text }, &F32).unwrap_err();
-    let DeviceError::Compile { name, log, .. } = &error else {
-        panic!("{error}")
-    };
+    let DeviceError::Compile { name, log, .. } = &error else { panic!("{error}") };
     assert_eq!(name, "x");
-    assert!(
-        log.contains("specs/x.toml") && log.contains("41") && log.contains("undeclared_name"),
-        "{log}"
-    );
+    assert!(log.contains("specs/x.toml") && log.contains("41") && log.contains("undeclared_name"), "{log}");
 }
 
 #[test]
 fn kernels_are_listed_when_one_is_missing() {
     let device = device();
-    let sources = [
-        Source { name: "a", text: SAXPY },
-        Source {
-            name: "b",
-            text: REDUCE,
-        },
-    ];
+    let sources = [Source { name: "a", text: SAXPY }, Source { name: "b", text: REDUCE }];
     let modules = device.load_all(&sources, &F32).unwrap();
     assert_eq!(modules.iter().map(|m| m.name()).collect::<Vec<_>>(), ["a", "b"]);
     let error = modules[0].kernel("reduce").unwrap_err().to_string();
@@ -474,9 +356,7 @@ fn kernels_are_listed_when_one_is_missing() {
 fn launches_from_many_threads_do_not_lock_up() {
     use rayon::prelude::*;
     let device = emulator(ThreadOrder::Forward);
-    (0..64)
-        .into_par_iter()
-        .for_each(|i| assert_eq!(tree_sums(&device, 1000 + i, 64).len(), (1000 + i).div_ceil(64)));
+    (0..64).into_par_iter().for_each(|i| assert_eq!(tree_sums(&device, 1000 + i, 64).len(), (1000 + i).div_ceil(64)));
 }
 
 // --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -512,9 +392,7 @@ fn nvrtc_compiles_every_text_without_a_card() {
     }
     let ptx = nvrtc::compile(SAXPY, "sample.cu", "compute_80", &F32).unwrap();
     assert!(String::from_utf8_lossy(&ptx).contains(".visible .entry saxpy"));
-    let error = nvrtc::compile("\n#line 7 \"specs/x.toml\"\noops", "x", "sm_90", &F32)
-        .unwrap_err()
-        .to_string();
+    let error = nvrtc::compile("\n#line 7 \"specs/x.toml\"\noops", "x", "sm_90", &F32).unwrap_err().to_string();
     assert!(error.contains("specs/x.toml(7)"), "{error}");
     assert!(nvrtc::compile(SAXPY, "x", "sm_1", &F32).is_err());
 }

@@ -21,11 +21,7 @@ fn child(test: &str, variables: &[(&str, Option<&Path>)]) -> Output {
 }
 
 fn passes(output: &Output) -> String {
-    let text = format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
     text
 }
@@ -36,11 +32,7 @@ fn child_runs_a_kernel() {
     let device = Device::open(Target::Emulator).unwrap();
     let text = "UNIO_KERNEL(32) index(UNIO_OUT(int, out)) { out[threadIdx.x] = threadIdx.x; }";
     let source = Source { name: "index.cu", text };
-    let kernel = device
-        .load(&source, &CompileOptions::default())
-        .unwrap()
-        .kernel("index")
-        .unwrap();
+    let kernel = device.load(&source, &CompileOptions::default()).unwrap().kernel("index").unwrap();
     let out = device.alloc(128).unwrap();
     // SAFETY: 32 threads write 32 integers.
     unsafe { kernel.launch(&LaunchConfig::new(1, 32), &[Arg::Buffer(&out, 0)]) }.unwrap();
@@ -64,16 +56,9 @@ fn entries(folder: &Path) -> Vec<std::path::PathBuf> {
 #[test]
 fn the_cache_is_hit_and_damage_is_repaired() {
     let folder = tempfile_dir("hit");
-    let run = |cxx: Option<&Path>| {
-        child(
-            "child_runs_a_kernel",
-            &[("UNIO_CACHE_DIR", Some(&folder)), ("CXX", cxx)],
-        )
-    };
+    let run = |cxx: Option<&Path>| child("child_runs_a_kernel", &[("UNIO_CACHE_DIR", Some(&folder)), ("CXX", cxx)]);
     passes(&run(None));
-    let [entry] = &entries(&folder)[..] else {
-        panic!("one entry")
-    };
+    let [entry] = &entries(&folder)[..] else { panic!("one entry") };
     let whole = std::fs::read(entry).unwrap();
 
     // A compiler that only knows its version: a hit does not need more.
@@ -88,11 +73,7 @@ fn the_cache_is_hit_and_damage_is_repaired() {
     executable(&fake);
     passes(&run(Some(&fake)));
 
-    for damage in [
-        &whole[..whole.len() / 2],
-        &whole[..3],
-        &[&whole[..whole.len() - 1], b"?"].concat(),
-    ] {
+    for damage in [&whole[..whole.len() / 2], &whole[..3], &[&whole[..whole.len() - 1], b"?"].concat()] {
         std::fs::write(entry, damage).unwrap();
         assert!(!run(Some(&fake)).status.success(), "a damaged entry is not used");
         passes(&run(None));
@@ -105,25 +86,16 @@ fn the_cache_is_hit_and_damage_is_repaired() {
 fn a_cache_that_cannot_be_written_does_no_harm() {
     let file = tempfile_dir("readonly").join("a file");
     std::fs::write(&file, "in the way").unwrap();
-    passes(&child(
-        "child_runs_a_kernel",
-        &[("UNIO_CACHE_DIR", Some(&file.join("sub")))],
-    ));
+    passes(&child("child_runs_a_kernel", &[("UNIO_CACHE_DIR", Some(&file.join("sub")))]));
     std::fs::remove_dir_all(file.parent().unwrap()).unwrap();
 }
 
 #[test]
 fn a_missing_compiler_is_one_clear_line() {
     let nowhere = Path::new("/nonexistent");
-    let text = passes(&child(
-        "child_has_no_compiler",
-        &[("PATH", Some(nowhere)), ("CXX", None)],
-    ));
+    let text = passes(&child("child_has_no_compiler", &[("PATH", Some(nowhere)), ("CXX", None)]));
     assert!(text.contains("tried c++, g++, clang++); install g++"), "{text}");
-    let text = passes(&child(
-        "child_has_no_compiler",
-        &[("CXX", Some(Path::new("/nonexistent/c++")))],
-    ));
+    let text = passes(&child("child_has_no_compiler", &[("CXX", Some(Path::new("/nonexistent/c++")))]));
     assert!(text.contains("tried CXX=/nonexistent/c++"), "{text}");
 }
 

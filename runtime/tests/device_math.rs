@@ -20,9 +20,7 @@ fn launch(kernel: &Kernel, grid: u32, args: &[Arg<'_>]) {
     unsafe { kernel.launch(&LaunchConfig::new(grid, 256), args) }.unwrap()
 }
 
-const UNARY: [&str; 11] = [
-    "exp", "log", "log1p", "tanh", "sigmoid", "softplus", "sqrt", "abs", "floor", "sin", "cos",
-];
+const UNARY: [&str; 11] = ["exp", "log", "log1p", "tanh", "sigmoid", "softplus", "sqrt", "abs", "floor", "sin", "cos"];
 const BINARY: [&str; 3] = ["min", "max", "pow"];
 
 /// One kernel a function: out[i] = unio_NAME(x[i] (, y[i])).
@@ -35,30 +33,15 @@ fn math_text() -> String {
         )
     };
     let unary = UNARY.iter().map(|name| kernel(name, "x[i]"));
-    unary
-        .chain(BINARY.iter().map(|name| kernel(name, "x[i], y[i]")))
-        .collect()
+    unary.chain(BINARY.iter().map(|name| kernel(name, "x[i], y[i]"))).collect()
 }
 
 fn evaluate(device: &Device, name: &str, x: &[f32], y: &[f32]) -> Vec<f32> {
-    let module = device
-        .load(
-            &Source {
-                name: "math.cu",
-                text: &math_text(),
-            },
-            &F32,
-        )
-        .unwrap();
+    let module = device.load(&Source { name: "math.cu", text: &math_text() }, &F32).unwrap();
     let kernel = module.kernel(&format!("math_{name}")).unwrap();
     let (xs, ys) = (device.alloc_from(x).unwrap(), device.alloc_from(y).unwrap());
     let out = device.alloc(x.len() * 4).unwrap();
-    let args = [
-        Arg::Buffer(&xs, 0),
-        Arg::Buffer(&ys, 0),
-        Arg::Buffer(&out, 0),
-        Arg::I32(x.len() as i32),
-    ];
+    let args = [Arg::Buffer(&xs, 0), Arg::Buffer(&ys, 0), Arg::Buffer(&out, 0), Arg::I32(x.len() as i32)];
     launch(&kernel, 64, &args);
     out.read_vec().unwrap()
 }
@@ -94,11 +77,7 @@ fn reference(name: &str, x: f64, y: f64) -> f64 {
 fn ulps(got: f32, exact: f64) -> f64 {
     let rounded = exact as f32;
     if got.is_nan() || rounded.is_nan() {
-        return if got.is_nan() && rounded.is_nan() {
-            0.0
-        } else {
-            f64::INFINITY
-        };
+        return if got.is_nan() && rounded.is_nan() { 0.0 } else { f64::INFINITY };
     }
     if got.is_infinite() || rounded.is_infinite() {
         return if got == rounded { 0.0 } else { f64::INFINITY };
@@ -109,9 +88,7 @@ fn ulps(got: f32, exact: f64) -> f64 {
 
 /// Floats over all bit patterns, evenly; `odd` steps reach all exponents and signs.
 fn sample(count: u32) -> Vec<f32> {
-    (0..count)
-        .map(|i| f32::from_bits(i.wrapping_mul((u32::MAX / count) | 1)))
-        .collect()
+    (0..count).map(|i| f32::from_bits(i.wrapping_mul((u32::MAX / count) | 1))).collect()
 }
 
 fn specials() -> Vec<f32> {
@@ -145,10 +122,7 @@ fn math_is_accurate_over_all_floats() {
         .iter()
         .map(|name| {
             let got = evaluate(&device, name, &x, &x);
-            let errors = x
-                .iter()
-                .zip(&got)
-                .map(|(x, got)| (ulps(*got, reference(name, f64::from(*x), 0.0)), *x, *got));
+            let errors = x.iter().zip(&got).map(|(x, got)| (ulps(*got, reference(name, f64::from(*x), 0.0)), *x, *got));
             let (worst, at, got) = errors.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
             println!("{name}: {worst:.3} ulp at {at:e}, got {got:e}");
             (*name, worst)
@@ -156,10 +130,7 @@ fn math_is_accurate_over_all_floats() {
         .collect();
     let bound = |name| if name == "sigmoid" { 2.5 } else { 2.0 };
     assert!(worst.iter().all(|(name, worst)| *worst <= bound(*name)), "{worst:?}");
-    assert!(
-        ["sqrt", "abs", "floor"].iter().all(|name| worst[name] <= 0.5),
-        "{worst:?}"
-    );
+    assert!(["sqrt", "abs", "floor"].iter().all(|name| worst[name] <= 0.5), "{worst:?}");
 }
 
 #[test]
@@ -195,13 +166,10 @@ fn math_bits_are_the_same_everywhere() {
     let y: Vec<f32> = x.iter().rev().copied().collect();
     let mut hashes = BTreeMap::new();
     for name in UNARY.iter().chain(&BINARY) {
-        let bits = evaluate(&device, name, &x, &y)
-            .into_iter()
-            .map(|v| if v.is_nan() { 0x7fc0_0000 } else { v.to_bits() });
+        let bits =
+            evaluate(&device, name, &x, &y).into_iter().map(|v| if v.is_nan() { 0x7fc0_0000 } else { v.to_bits() });
         // FNV-1a over whole words.
-        let hash = bits.fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
-            (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
-        });
+        let hash = bits.fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
         hashes.insert(*name, format!("{hash:016x}"));
     }
     let got: Vec<String> = hashes.iter().map(|(name, hash)| format!("{name} {hash}")).collect();
@@ -228,28 +196,11 @@ const MATH_BITS: [&str; 14] = [
 #[test]
 fn double_math_follows_libm() {
     let device = device();
-    let module = device
-        .load(
-            &Source {
-                name: "math64.cu",
-                text: &math_text(),
-            },
-            &F64,
-        )
-        .unwrap();
+    let module = device.load(&Source { name: "math64.cu", text: &math_text() }, &F64).unwrap();
     let x: Vec<f64> = (-400..400).map(|i| f64::from(i) * 0.11).collect();
     let y: Vec<f64> = x.iter().rev().copied().collect();
-    let (xs, ys, out) = (
-        device.alloc_from(&x).unwrap(),
-        device.alloc_from(&y).unwrap(),
-        device.alloc(6400).unwrap(),
-    );
-    let args = [
-        Arg::Buffer(&xs, 0),
-        Arg::Buffer(&ys, 0),
-        Arg::Buffer(&out, 0),
-        Arg::I32(800),
-    ];
+    let (xs, ys, out) = (device.alloc_from(&x).unwrap(), device.alloc_from(&y).unwrap(), device.alloc(6400).unwrap());
+    let args = [Arg::Buffer(&xs, 0), Arg::Buffer(&ys, 0), Arg::Buffer(&out, 0), Arg::I32(800)];
     for name in UNARY.iter().chain(&BINARY) {
         launch(&module.kernel(&format!("math_{name}")).unwrap(), 4, &args);
         for ((x, y), got) in x.iter().zip(&y).zip(out.read_vec::<f64>().unwrap()) {

@@ -26,6 +26,11 @@ fn functions() {
 }
 
 #[test]
+fn what_a_select_leaves_out_reaches_no_gradient() {
+    check("guarded", &[]);
+}
+
+#[test]
 fn cfc_at_odd_sizes() {
     check("cfc", &[]);
     check("cfc", &[("K", 1), ("I", 1), ("U", 1), ("H", 1)]);

@@ -1,5 +1,7 @@
 //! Every test that runs a generated kernel, in one binary that runs on the emulator and, by one switch, on a card.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod adjoints;
 mod determinism;
 mod learning;

@@ -158,3 +158,26 @@ fn no_elements_are_no_observation() {
     assert_eq!(m.slot("p99"), 0.0);
     assert_eq!(m.slot("total"), 0.0);
 }
+
+#[test]
+fn sums_that_cancel_and_squares_that_overflow_f32_are_measured() {
+    let n = 4096;
+    let (x, y): (Vec<f64>, Vec<f64>) =
+        (0..n).map(|k| (f64::from(1.0f32 + k as f32 * 1e-4), if k % 2 == 0 { 1.0 } else { -1.0 })).unzip();
+    let exact: f64 = x.iter().zip(&y).map(|(x, y)| x * y).sum::<f64>().abs() / x.iter().map(|x| x * x).sum::<f64>();
+    let mut session = Session::new(&device().unwrap(), &compiled(Length::Any).artefacts, Real::F32).unwrap();
+    session.write_real("data", &x).unwrap();
+    session.write_real("other", &y).unwrap();
+    session.run(Phase::Train).unwrap();
+    close("ratio", f64::from(session.slot_named("ratio").unwrap()[0]), exact, 1e-6);
+    close("norm", Measured::of(Length::Any, &[3e20, 4e20]).slot("norm"), 5e20, 1e-6);
+}
+
+#[test]
+fn buffers_of_two_lengths_are_refused() {
+    let mut session = Session::new(&device().unwrap(), &compiled(Length::Any).artefacts, Real::F32).unwrap();
+    session.write_real("data", &[1.0; 5]).unwrap();
+    session.write_real("other", &[1.0; 4]).unwrap();
+    let error = session.run(Phase::Train).unwrap_err().to_string();
+    assert!(error.contains("`other` has 4 rows"), "{error}");
+}

@@ -27,7 +27,8 @@ impl Plane {
         for buffer in artefacts.program.as_ref().unwrap().buffers.iter().filter(|b| b.external) {
             let row: usize = buffer.shape.iter().filter(|n| **n > 0).product();
             let stream = Stream::new(7, &buffer.name);
-            let filler: Vec<f64> = (0..buffer.len.unwrap_or(8 * row)).map(|n| 0.1 + 0.05 * stream.symmetric(n as u64)).collect();
+            let filler: Vec<f64> =
+                (0..buffer.len.unwrap_or(8 * row)).map(|n| 0.1 + 0.05 * stream.symmetric(n as u64)).collect();
             let values = given.get(buffer.name.as_str()).copied().unwrap_or(&filler);
             assert_eq!(buffer.elem, Elem::Real);
             session.write_real(&buffer.name, values).unwrap();
@@ -56,7 +57,8 @@ impl Plane {
     /// Observations that a slot family owns.
     fn own(&self, families: &[&str]) -> Vec<usize> {
         let slots = self.artefacts.slots.iter().filter(|s| families.contains(&s.name.as_str()));
-        let mut own: Vec<usize> = slots.flat_map(|s| s.scratch.unwrap()..s.scratch.unwrap() + s.members.len().max(1)).collect();
+        let mut own: Vec<usize> =
+            slots.flat_map(|s| s.scratch.unwrap()..s.scratch.unwrap() + s.members.len().max(1)).collect();
         own.sort_unstable();
         own
     }
@@ -85,7 +87,11 @@ fn each_p99_equals_the_sorted_truth() {
             let mut plane = Plane::new(&[(buffer, &data)]);
             plane.run(producer);
             close(&format!("{slot} of {n}"), plane.slot(slot), quantile(&data, 0.99), 0.005);
-            assert_eq!(plane.observed().into_keys().collect::<Vec<_>>(), plane.own(&[slot]), "another's observation was written");
+            assert_eq!(
+                plane.observed().into_keys().collect::<Vec<_>>(),
+                plane.own(&[slot]),
+                "another's observation was written"
+            );
         }
     }
 }
@@ -93,7 +99,8 @@ fn each_p99_equals_the_sorted_truth() {
 #[test]
 fn branches_keep_their_scales_apart() {
     let base = normal(4096);
-    let scaled: Vec<Vec<f64>> = [1.0, 10.0, 100.0, 1000.0].iter().map(|s| base.iter().map(|x| x * s).collect()).collect();
+    let scaled: Vec<Vec<f64>> =
+        [1.0, 10.0, 100.0, 1000.0].iter().map(|s| base.iter().map(|x| x * s).collect()).collect();
     let names = ["atom_positions_0", "atom_positions_1", "atom_positions_2", "atom_positions_3"];
     let given: Vec<(&str, &[f64])> = names.into_iter().zip(scaled.iter().map(Vec::as_slice)).collect();
     let mut plane = Plane::new(&given);
@@ -131,15 +138,22 @@ fn the_oracle_measures_every_group_and_the_union_of_curiosity() {
             arrays.push((format!("{sub}.{array}"), data));
         }
     }
-    let trunk: Vec<(String, Vec<f64>)> =
-        ["params", "grads", "m", "v"].iter().enumerate().map(|(j, a)| (format!("dqn_trunk_all.{a}"), normal(20_000 + j))).collect();
+    let trunk: Vec<(String, Vec<f64>)> = ["params", "grads", "m", "v"]
+        .iter()
+        .enumerate()
+        .map(|(j, a)| (format!("dqn_trunk_all.{a}"), normal(20_000 + j)))
+        .collect();
     arrays.extend(trunk);
     let given: Vec<(&str, &[f64])> = arrays.iter().map(|(n, d)| (n.as_str(), d.as_slice())).collect();
-    let lengths_agree: Vec<(&str, &[f64])> = given.iter().map(|(n, d)| (*n, if n.starts_with("dqn_trunk") { &d[..20_000] } else { *d })).collect();
+    let lengths_agree: Vec<(&str, &[f64])> =
+        given.iter().map(|(n, d)| (*n, if n.starts_with("dqn_trunk") { &d[..20_000] } else { *d })).collect();
     let mut plane = Plane::new(&lengths_agree);
     plane.run("param_group_oracle");
     let all = |names: &[&str], array: &str| -> Vec<f64> {
-        names.iter().flat_map(|sub| lengths_agree.iter().find(|(n, _)| *n == format!("{sub}.{array}")).unwrap().1.to_vec()).collect()
+        names
+            .iter()
+            .flat_map(|sub| lengths_agree.iter().find(|(n, _)| *n == format!("{sub}.{array}")).unwrap().1.to_vec())
+            .collect()
     };
     for (group, names) in [(7, &subs[..]), (0, &["dqn_trunk_all"][..])] {
         let (w, g) = (all(names, "params"), all(names, "grads"));
@@ -160,7 +174,8 @@ fn the_first_systems_closed_forms_hold() {
     let gate = vec![1.0 / 8.0; 128 * 8];
     let mask: Vec<f64> = (0..128 * 6).map(|n| ((n % 6) + 1) as f64 / 21.0).collect();
     let iqn: Vec<f64> = (0..32 * 5 * 12).map(|n| ((n / 12 % 5) + 1) as f64 * 0.7).collect();
-    let rewards: Vec<f64> = (0..128 * 6).map(|n| if (n / 6) % 2 == 0 { 1.0 } else { -1.0 } * ((n % 6) + 1) as f64).collect();
+    let rewards: Vec<f64> =
+        (0..128 * 6).map(|n| if (n / 6) % 2 == 0 { 1.0 } else { -1.0 } * ((n % 6) + 1) as f64).collect();
     let mut plane = Plane::new(&[
         ("save_h_s2", &constant),
         ("aux_labels", &labels),
@@ -172,7 +187,17 @@ fn the_first_systems_closed_forms_hold() {
         ("aux_next_bar_loss", &[0.5]),
         ("aux_regime_loss", &[1.2]),
     ]);
-    for entry in ["grad_clip_bound", "h_s2_rms_ema", "aux_label_scale", "moe", "vsn_mask", "iqn_quantiles", "rewards", "aux_next_bar_mse", "aux_regime_ce"] {
+    for entry in [
+        "grad_clip_bound",
+        "h_s2_rms_ema",
+        "aux_label_scale",
+        "moe",
+        "vsn_mask",
+        "iqn_quantiles",
+        "rewards",
+        "aux_next_bar_mse",
+        "aux_regime_ce",
+    ] {
         plane.run(entry);
     }
     let observed = plane.session.dump("observed").unwrap();
@@ -181,11 +206,19 @@ fn the_first_systems_closed_forms_hold() {
     close("labels", plane.slot("aux_label_scale"), 3.0, 1e-5);
     plane.slots("moe_expert_util").into_iter().for_each(|u| close("expert", u, 0.125, 1e-6));
     close("entropy", plane.slot("moe_gate_entropy"), 8f64.ln(), 1e-5);
-    plane.slots("vsn_mask_ema").into_iter().enumerate().for_each(|(g, m)| close("mask", m, (g + 1) as f64 / 21.0, 1e-5));
+    plane
+        .slots("vsn_mask_ema")
+        .into_iter()
+        .enumerate()
+        .for_each(|(g, m)| close("mask", m, (g + 1) as f64 / 21.0, 1e-5));
     for (name, tau) in [("iqn_q_p05", 1.0), ("iqn_q_p25", 2.0), ("iqn_q_p75", 4.0), ("iqn_q_p95", 5.0)] {
         close(name, plane.slot(name), tau * 0.7, 1e-5);
     }
-    plane.slots("reward_component_ema").into_iter().enumerate().for_each(|(c, r)| close("reward", r, (c + 1) as f64, 1e-5));
+    plane
+        .slots("reward_component_ema")
+        .into_iter()
+        .enumerate()
+        .for_each(|(c, r)| close("reward", r, (c + 1) as f64, 1e-5));
     assert_eq!((plane.slot("aux_next_bar_mse"), plane.slot("aux_regime_ce")), (0.5, f64::from(1.2f32)));
     let smoothing = plane.session.dump("smoothing").unwrap();
     assert_eq!(smoothing[38 * 3..38 * 3 + 2], [0.0, 0.0], "Pearl A leaves the variances alone");
@@ -212,7 +245,13 @@ fn l1_rises_as_the_gradient_concentrates() {
     let mut one = vec![0.0; 20 * 48];
     (0..20).for_each(|row| one[row * 48 + 3] = 1.0);
     let lambda = |grads: &[f64]| {
-        let mut plane = Plane::new(&[("trunk_input_grads", grads), ("dqn_trunk_all.params", &[2.0; 40]), ("dqn_trunk_all.grads", &[1.0; 40]), ("dqn_trunk_all.m", &[0.1; 40]), ("dqn_trunk_all.v", &[0.1; 40])]);
+        let mut plane = Plane::new(&[
+            ("trunk_input_grads", grads),
+            ("dqn_trunk_all.params", &[2.0; 40]),
+            ("dqn_trunk_all.grads", &[1.0; 40]),
+            ("dqn_trunk_all.m", &[0.1; 40]),
+            ("dqn_trunk_all.v", &[0.1; 40]),
+        ]);
         plane.run("param_group_oracle");
         plane.run("l1_oracle");
         plane.slot("l1_lambda_trunk")
@@ -297,7 +336,8 @@ fn a_sustained_excess_raises_the_bound_and_a_fold_forgets_it() {
     assert!(steps > 50.0, "{beside:?}");
     let largest = plane.session.dump("iqn_all.params").unwrap().iter().fold(0.0, |a: f64, w| a.max(w.abs()));
     let unlisted = plane.session.dump("observed_unlisted").unwrap();
-    assert!(unlisted.contains(&largest), "the bound is raised to the step's maximum");
+    let raised = unlisted.iter().filter(|x| **x == largest).count();
+    assert_eq!(raised, 2, "the largest weight is observed once and is the effective bound");
     plane.session.reset(unio::When::Fold).unwrap();
     assert!(plane.session.dump("beside").unwrap().iter().all(|x| *x == 0.0));
     assert!(plane.session.dump("clamp_engage").unwrap().iter().all(|x| *x == 0.0));

@@ -75,9 +75,9 @@ impl Grid {
     pub fn blocks(self, n: usize) -> u32 {
         match self {
             Grid::Fixed(blocks) => blocks,
-            Grid::Elements { per_block, most } => u32::try_from(n.div_ceil(per_block.max(1) as usize))
-                .unwrap_or(most)
-                .min(most),
+            Grid::Elements { per_block, most } => {
+                u32::try_from(n.div_ceil(per_block.max(1) as usize)).unwrap_or(most).min(most)
+            }
         }
     }
 }

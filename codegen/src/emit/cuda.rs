@@ -8,9 +8,9 @@ use serde_json::json;
 use unio_interface::{KernelParam, Source};
 
 use crate::lower::producer::{ProducerText, SumText};
-use crate::plan::{ProducerStep, Table};
 use crate::lower::{Kernel, KernelBody, Op, REDUCER_COLUMNS, REDUCER_ROWS, SharedArray, c_type, pointer_macro};
 use crate::names;
+use crate::plan::{ProducerStep, Table};
 
 /// One file an entry, in the order of their names.
 pub(super) fn sources(set: &str, kernels: &[Kernel]) -> Vec<Source> {
@@ -21,10 +21,7 @@ pub(super) fn sources(set: &str, kernels: &[Kernel]) -> Vec<Source> {
     let skeletons = skeletons();
     let files = by_entry.into_iter();
     files
-        .map(|(entry, kernels)| Source {
-            path: names::kernel_file(set, entry),
-            text: file(&skeletons, set, &kernels),
-        })
+        .map(|(entry, kernels)| Source { path: names::kernel_file(set, entry), text: file(&skeletons, set, &kernels) })
         .collect()
 }
 
@@ -53,9 +50,7 @@ fn skeletons() -> Handlebars<'static> {
 }
 
 fn render(skeletons: &Handlebars<'_>, name: &str, data: &impl Serialize) -> String {
-    skeletons
-        .render(name, data)
-        .unwrap_or_else(|error| format!("#error template {name}: {error}\n"))
+    skeletons.render(name, data).unwrap_or_else(|error| format!("#error template {name}: {error}\n"))
 }
 
 fn file(skeletons: &Handlebars<'_>, set: &str, kernels: &[&Kernel]) -> String {
@@ -78,9 +73,7 @@ fn file(skeletons: &Handlebars<'_>, set: &str, kernels: &[&Kernel]) -> String {
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
-        let last = lines
-            .last_mut()
-            .filter(|line| line.is_empty() || line.len() + 1 + word.len() <= width);
+        let last = lines.last_mut().filter(|line| line.is_empty() || line.len() + 1 + word.len() <= width);
         match last {
             Some(line) if line.is_empty() => line.push_str(word),
             Some(line) => {
@@ -98,7 +91,9 @@ fn param(param: &KernelParam) -> String {
         KernelParam::Buffer { name, elem, access, .. } => {
             format!("{}({}, {name})", pointer_macro(*access), c_type(*elem))
         }
-        KernelParam::Count { name } | KernelParam::Number { name } | KernelParam::Rows { name, .. } => format!("int {name}"),
+        KernelParam::Count { name } | KernelParam::Number { name } | KernelParam::Rows { name, .. } => {
+            format!("int {name}")
+        }
     }
 }
 
@@ -144,7 +139,9 @@ fn producer(text: &ProducerText) -> serde_json::Value {
     let threads = text.threads;
     let looped = match text.step {
         ProducerStep::Whole => format!("int first = 0; first < n; first += {threads}"),
-        _ => format!("long long first = (long long)(blockIdx.x) * {threads}; first < n; first += gridDim.x * {threads}"),
+        _ => {
+            format!("long long first = (long long)(blockIdx.x) * {threads}; first < n; first += gridDim.x * {threads}")
+        }
     };
     json!({
         "threads": threads,
@@ -173,18 +170,10 @@ fn ops(list: &[Op], level: usize) -> String {
             Op::Set { place, value } => format!("{place} = {value};"),
             Op::Barrier => "__syncthreads();".to_owned(),
             Op::For { head, body } => format!("for ({head}) {{\n{}{indent}}}", ops(body, level + 1)),
-            Op::If {
-                condition,
-                body,
-                otherwise,
-            } if otherwise.is_empty() => {
+            Op::If { condition, body, otherwise } if otherwise.is_empty() => {
                 format!("if ({condition}) {{\n{}{indent}}}", ops(body, level + 1))
             }
-            Op::If {
-                condition,
-                body,
-                otherwise,
-            } => {
+            Op::If { condition, body, otherwise } => {
                 let (body, otherwise) = (ops(body, level + 1), ops(otherwise, level + 1));
                 format!("if ({condition}) {{\n{body}{indent}}} else {{\n{otherwise}{indent}}}")
             }

@@ -26,26 +26,15 @@ pub(super) fn artefacts(
     let readers = readers(model, equations);
     let slots: Vec<Slot> = model.slots.iter().filter(|s| s.is_in_isv()).map(|s| slot(s, &readers)).collect();
     let states: Vec<State> = model.states.iter().map(|s| state(s, &readers)).collect();
-    let resets = plan
-        .resets
-        .iter()
-        .map(|r| Reset {
-            name: r.name.clone(),
-            when: r.when,
-            parts: r.parts.clone(),
-        })
-        .collect();
+    let resets =
+        plan.resets.iter().map(|r| Reset { name: r.name.clone(), when: r.when, parts: r.parts.clone() }).collect();
     let program = (!plan.train.is_empty()).then(|| program(model, plan, kernels));
     Artefacts {
         set: model.set.clone(),
         fingerprint: fingerprint(&slots, &states, program.as_ref()),
         kernels: kernels.iter().map(|k| kernel(model, k, &sources)).collect(),
         sources,
-        isv_len: slots
-            .iter()
-            .map(|s| s.index + s.members.len().max(1))
-            .max()
-            .unwrap_or(0),
+        isv_len: slots.iter().map(|s| s.index + s.members.len().max(1)).max().unwrap_or(0),
         slots,
         states,
         resets,
@@ -57,13 +46,7 @@ pub(super) fn artefacts(
 fn fingerprint(slots: &[Slot], states: &[State], program: Option<&Program>) -> String {
     let mut hash = Sha256::new();
     for slot in slots {
-        hash.update(format!(
-            "slot {} {} {:?} {}\n",
-            slot.name,
-            slot.index,
-            slot.scratch,
-            slot.members.join(",")
-        ));
+        hash.update(format!("slot {} {} {:?} {}\n", slot.name, slot.index, slot.scratch, slot.members.join(",")));
     }
     for state in states {
         hash.update(format!("state {} {} {}\n", state.name, state.word, state.int));
@@ -74,11 +57,7 @@ fn fingerprint(slots: &[Slot], states: &[State], program: Option<&Program>) -> S
     for buffer in program.iter().flat_map(|p| &p.buffers).filter(|b| b.kept) {
         hash.update(format!("buffer {} {:?}\n", buffer.name, buffer.shape));
     }
-    hash.finalize()
-        .iter()
-        .take(16)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// For each slot and state: who reads it, as `entry (prev)`.
@@ -87,12 +66,7 @@ fn readers(model: &Model, equations: &Equations) -> BTreeMap<String, Vec<String>
     let stages = model.network.iter().flat_map(|n| &n.stages).map(|s| s.name.as_str());
     let updates = model.updates.iter().map(|u| u.name.as_str());
     let producers = model.producers.iter().map(|p| p.name.as_str());
-    let programs = equations
-        .stages
-        .iter()
-        .map(|s| &s.forward)
-        .chain(&equations.updates)
-        .chain(&equations.producers);
+    let programs = equations.stages.iter().map(|s| &s.forward).chain(&equations.updates).chain(&equations.producers);
     for (entry, program) in stages.chain(updates).chain(producers).zip(programs) {
         for read in &program.scalars {
             let when = match read.when {
@@ -172,7 +146,11 @@ fn program(model: &Model, plan: &Plan, kernels: &[Kernel]) -> Program {
         let value = crate::names::stage_value(&network.stages[*stage].name, output);
         (name.clone(), buffer_at(&value))
     };
-    let stage = |(name, forward, adjoint): &(String, usize, Option<usize>)| Stage { name: name.clone(), forward: *forward, adjoint: *adjoint };
+    let stage = |(name, forward, adjoint): &(String, usize, Option<usize>)| Stage {
+        name: name.clone(),
+        forward: *forward,
+        adjoint: *adjoint,
+    };
     Program {
         model: network.map_or(model.set.clone(), |n| n.name.clone()),
         batch: network.map_or(1, |n| n.batch),
@@ -202,10 +180,15 @@ fn buffer(buffer: &crate::plan::Buffer) -> Buffer {
 fn launch(launch: &crate::plan::Launch, kernels: &[Kernel]) -> Launch {
     let kernel = &kernels[launch.kernel];
     let mut pointers = launch.args.iter();
-    let table = |of: &str| kernel.params.iter().position(|p| matches!(p, KernelParam::Buffer { name, .. } if name == of));
+    let table =
+        |of: &str| kernel.params.iter().position(|p| matches!(p, KernelParam::Buffer { name, .. } if name == of));
     let arg = |param: &KernelParam| match param {
-        KernelParam::Buffer { .. } => pointers.next().map_or(Arg::Number(0), |(buffer, start)| Arg::Buffer { buffer: *buffer, start: *start }),
-        KernelParam::Rows { of, row_len, .. } => Arg::Rows { buffer: table(of).map_or(0, |n| launch.args[n].0), row_len: *row_len },
+        KernelParam::Buffer { .. } => {
+            pointers.next().map_or(Arg::Number(0), |(buffer, start)| Arg::Buffer { buffer: *buffer, start: *start })
+        }
+        KernelParam::Rows { of, row_len, .. } => {
+            Arg::Rows { buffer: table(of).map_or(0, |n| launch.args[n].0), row_len: *row_len }
+        }
         KernelParam::Number { .. } => Arg::Number(launch.parts.unwrap_or(0) as i32),
         KernelParam::Count { .. } => match launch.count {
             Count::None => Arg::Count(0),
@@ -215,7 +198,13 @@ fn launch(launch: &crate::plan::Launch, kernels: &[Kernel]) -> Launch {
     };
     let args = kernel.params.iter().map(arg).collect();
     let known = if let Count::Fixed(n) = launch.count { n } else { 0 };
-    Launch { name: launch.name.clone(), kernel: launch.kernel, grid: kernel.grid.blocks(known), args, after: launch.after.clone() }
+    Launch {
+        name: launch.name.clone(),
+        kernel: launch.kernel,
+        grid: kernel.grid.blocks(known),
+        args,
+        after: launch.after.clone(),
+    }
 }
 
 fn param(param: &model::Param) -> Param {

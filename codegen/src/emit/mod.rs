@@ -26,11 +26,8 @@ pub struct Emitted {
 pub fn emit(model: &Model, equations: &Equations, plan: &Plan, kernels: &[Kernel]) -> Emitted {
     let sources = cuda::sources(&model.set, kernels);
     let artefacts = interface::artefacts(model, equations, plan, kernels, sources);
-    let mut mirror: BTreeMap<String, String> = artefacts
-        .sources
-        .iter()
-        .map(|s| (s.path.clone(), s.text.clone()))
-        .collect();
+    let mut mirror: BTreeMap<String, String> =
+        artefacts.sources.iter().map(|s| (s.path.clone(), s.text.clone())).collect();
     mirror.insert(format!("{}/WIRING.md", model.set), wiring::page(model, &artefacts));
     Emitted { artefacts, mirror }
 }
@@ -38,7 +35,5 @@ pub fn emit(model: &Model, equations: &Equations, plan: &Plan, kernels: &[Kernel
 /// The editor's schema of spec files.
 pub fn schema() -> String {
     let schema = schemars::schema_for!(crate::spec::entries::SpecFile);
-    serde_json::to_string_pretty(&schema)
-        .map(|text| text + "\n")
-        .unwrap_or_default()
+    serde_json::to_string_pretty(&schema).map(|text| text + "\n").unwrap_or_default()
 }

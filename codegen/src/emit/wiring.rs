@@ -24,17 +24,11 @@ pub(super) fn page(model: &Model, artefacts: &Artefacts) -> String {
 
 fn slots(page: &mut String, artefacts: &Artefacts) {
     let _ = writeln!(page, "## Slots ({} in the ISV)\n", artefacts.isv_len);
-    let _ = writeln!(
-        page,
-        "| index | slot | observation | producer | law | readers | reset | what it is |"
-    );
+    let _ = writeln!(page, "| index | slot | observation | producer | law | readers | reset | what it is |");
     let _ = writeln!(page, "|---|---|---|---|---|---|---|---|");
     for slot in &artefacts.slots {
         let observed = slot.scratch.map_or("–".into(), |s| range(s, slot.members.len()));
-        let (producer, law) = (
-            slot.producer.as_deref().unwrap_or("–"),
-            slot.smooth.as_deref().unwrap_or("–"),
-        );
+        let (producer, law) = (slot.producer.as_deref().unwrap_or("–"), slot.smooth.as_deref().unwrap_or("–"));
         let _ = writeln!(
             page,
             "| {} | {} | {observed} | {producer} | {law} | {} | {} | {} |",
@@ -49,11 +43,7 @@ fn slots(page: &mut String, artefacts: &Artefacts) {
 }
 
 fn range(first: usize, members: usize) -> String {
-    if members < 2 {
-        first.to_string()
-    } else {
-        format!("{first}–{}", first + members - 1)
-    }
+    if members < 2 { first.to_string() } else { format!("{first}–{}", first + members - 1) }
 }
 
 fn slot_name(slot: &Slot) -> String {
@@ -101,51 +91,24 @@ fn states(page: &mut String, artefacts: &Artefacts) {
 }
 
 fn resets(page: &mut String, artefacts: &Artefacts) {
-    let _ = writeln!(
-        page,
-        "## Resets\n\nWhat starts anew, and when; the parts of an entry go back together.\n"
-    );
+    let _ = writeln!(page, "## Resets\n\nWhat starts anew, and when; the parts of an entry go back together.\n");
     for policy in [When::Fold, When::Epoch, When::Never] {
-        let names: Vec<String> = artefacts
-            .resets
-            .iter()
-            .filter(|r| r.when == policy)
-            .map(|r| format!("`{}`", r.name))
-            .collect();
-        let names = if names.is_empty() {
-            "–".into()
-        } else {
-            names.join(", ")
-        };
+        let names: Vec<String> =
+            artefacts.resets.iter().filter(|r| r.when == policy).map(|r| format!("`{}`", r.name)).collect();
+        let names = if names.is_empty() { "–".into() } else { names.join(", ") };
         let _ = writeln!(page, "- **{}**: {names}", when(policy));
     }
     page.push('\n');
 }
 
 fn stages(page: &mut String, model: &Model, network: &crate::model::Network) {
-    let sizes: Vec<String> = network
-        .sizes
-        .iter()
-        .map(|(name, size)| format!("{name} = {size}"))
-        .collect();
-    let _ = writeln!(
-        page,
-        "## Model `{}`\n\n{} Sizes: {}.\n",
-        network.name,
-        network.doc,
-        sizes.join(", ")
-    );
+    let sizes: Vec<String> = network.sizes.iter().map(|(name, size)| format!("{name} = {size}")).collect();
+    let _ = writeln!(page, "## Model `{}`\n\n{} Sizes: {}.\n", network.name, network.doc, sizes.join(", "));
     let _ = writeln!(page, "| stage | block | reads | scan | from |\n|---|---|---|---|---|");
     for stage in &network.stages {
-        let reads: Vec<String> = stage
-            .wires
-            .iter()
-            .map(|w| format!("{} = `{}`", w.input, source(network, &w.from)))
-            .collect();
-        let scan = stage
-            .scan
-            .as_ref()
-            .map_or("–".into(), |(name, steps)| format!("{name} ({steps} steps)"));
+        let reads: Vec<String> =
+            stage.wires.iter().map(|w| format!("{} = `{}`", w.input, source(network, &w.from))).collect();
+        let scan = stage.scan.as_ref().map_or("–".into(), |(name, steps)| format!("{name} ({steps} steps)"));
         let place = model.files.provenance(&stage.loc);
         let _ = writeln!(
             page,
@@ -173,10 +136,7 @@ fn source(network: &crate::model::Network, from: &crate::model::WireSource) -> S
 }
 
 fn groups(page: &mut String, model: &Model, network: &crate::model::Network) {
-    let _ = writeln!(
-        page,
-        "## Parameter groups\n\n| group | optimizer | elements | tensors |\n|---|---|---|---|"
-    );
+    let _ = writeln!(page, "## Parameter groups\n\n| group | optimizer | elements | tensors |\n|---|---|---|---|");
     for group in &model.groups {
         let members = network.params.iter().filter(|p| p.group == group.name);
         let tensors: Vec<String> = members.map(|p| format!("`{}` {:?}", p.path, p.shape)).collect();
@@ -194,30 +154,18 @@ fn groups(page: &mut String, model: &Model, network: &crate::model::Network) {
 
 fn step(page: &mut String, artefacts: &Artefacts) {
     let Some(program) = &artefacts.program else { return };
-    let _ = writeln!(
-        page,
-        "## A training step\n\nIn this order; `after` names what each launch really waits for.\n"
-    );
+    let _ = writeln!(page, "## A training step\n\nIn this order; `after` names what each launch really waits for.\n");
     let _ = writeln!(page, "| | launch | blocks × threads | after |\n|---|---|---|---|");
     for (n, launch) in program.train.iter().enumerate() {
         let threads = artefacts.kernels[launch.kernel].threads;
         let after: Vec<String> = launch.after.iter().map(ToString::to_string).collect();
-        let _ = writeln!(
-            page,
-            "| {n} | {} | {} × {threads} | {} |",
-            launch.name,
-            launch.grid,
-            after.join(", ")
-        );
+        let _ = writeln!(page, "| {n} | {} | {} × {threads} | {} |", launch.name, launch.grid, after.join(", "));
     }
     page.push('\n');
 }
 
 fn kernels(page: &mut String, artefacts: &Artefacts) {
-    let _ = writeln!(
-        page,
-        "## Kernels\n\n| kernel | blocks | threads | shared bytes | file |\n|---|---|---|---|---|"
-    );
+    let _ = writeln!(page, "## Kernels\n\n| kernel | blocks | threads | shared bytes | file |\n|---|---|---|---|---|");
     for kernel in &artefacts.kernels {
         let blocks = match kernel.grid {
             Grid::Fixed(blocks) => blocks.to_string(),

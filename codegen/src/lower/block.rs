@@ -20,47 +20,27 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
             Elem::Real => ("real", format!("{offset} * sizeof(real)")),
             _ => ("int", format!("{} * sizeof(real) + {}", body.shared_reals, offset * 4)),
         };
-        arrays.push(SharedArray {
-            ty,
-            name: name.clone(),
-            offset,
-        });
+        arrays.push(SharedArray { ty, name: name.clone(), offset });
         shared_names.insert(*id, name);
     }
     let mut ops = sample_pointers(kernel, names);
-    let mut lowerer = Lowerer {
-        body,
-        threads: kernel.threads,
-        names,
-        shared_names,
-        namer,
-    };
+    let mut lowerer = Lowerer { body, threads: kernel.threads, names, shared_names, namer };
     lowerer.phases(&body.phases, &mut ops);
     Lowered {
         grid: Grid::Fixed(body.batch as u32),
-        shared: Shared {
-            reals: body.shared_reals as u32,
-            bytes: body.shared_ints as u32 * 4,
-        },
+        shared: Shared { reals: body.shared_reals as u32, bytes: body.shared_ints as u32 * 4 },
         arrays,
         counted: false,
-numbers: Vec::new(),
+        numbers: Vec::new(),
         body: KernelBody::Ops(ops),
     }
 }
 
 /// Moves each per-sample pointer to the block's own sample.
 fn sample_pointers(kernel: &KernelPlan, names: &[String]) -> Vec<Op> {
-    let strided = kernel
-        .params
-        .iter()
-        .zip(names)
-        .filter_map(|(p, name)| Some((name, p.stride?)));
+    let strided = kernel.params.iter().zip(names).filter_map(|(p, name)| Some((name, p.stride?)));
     strided
-        .map(|(name, stride)| Op::Set {
-            place: name.clone(),
-            value: format!("{name} + size_t(blockIdx.x) * {stride}"),
-        })
+        .map(|(name, stride)| Op::Set { place: name.clone(), value: format!("{name} + size_t(blockIdx.x) * {stride}") })
         .collect()
 }
 
@@ -90,9 +70,7 @@ impl Places for PhasePlaces<'_> {
 
     fn rows(&self, tensor: usize) -> String {
         let global = self.body.homes.get(&tensor).and_then(|home| home.global);
-        global
-            .map(|global| super::rows_name(&self.names[global]))
-            .unwrap_or_default()
+        global.map(|global| super::rows_name(&self.names[global])).unwrap_or_default()
     }
 
     fn scalar(&self, scalar: usize) -> Code {
@@ -134,9 +112,7 @@ impl Lowerer<'_> {
                 Phase::Parallel(parallel) => ops.push(self.parallel(parallel, step.as_ref())),
                 Phase::Loop { var, reversed, body } => {
                     let variable = &self.body.program.vars[*var];
-                    let name = self
-                        .namer
-                        .unique(&crate::names::c_ident(&variable.name.to_ascii_lowercase()));
+                    let name = self.namer.unique(&crate::names::c_ident(&variable.name.to_ascii_lowercase()));
                     let last = variable.extent - 1;
                     let head = match reversed {
                         true => format!("int {name} = {last}; {name} >= 0; --{name}"),
@@ -163,12 +139,7 @@ impl Lowerer<'_> {
         if let Some((var, name)) = step {
             vars.insert(*var, name.clone());
         }
-        let mut printer = Printer {
-            program,
-            places: &places,
-            vars,
-            namer: self.namer.clone(),
-        };
+        let mut printer = Printer { program, places: &places, vars, namer: self.namer.clone() };
         let names: Vec<String> = parallel.vars.iter().map(|v| printer.bind(*v)).collect();
         let extents: Vec<usize> = parallel.vars.iter().map(|v| program.vars[*v].extent).collect();
         let element = printer.namer.unique("e");
@@ -194,21 +165,12 @@ impl Lowerer<'_> {
                 shared_names: &self.shared_names,
                 registers: registers.clone(),
             };
-            let mut printer = Printer {
-                program,
-                places: &places,
-                vars: vars.clone(),
-                namer,
-            };
+            let mut printer = Printer { program, places: &places, vars: vars.clone(), namer };
             let tensor = &program.tensors[item.assign.tensor];
             let value = printer.expr(&item.assign.value, &mut ops).text();
             namer = printer.namer;
             let register = namer.unique(&format!("{}_", tensor.name));
-            ops.push(Op::Let {
-                ty: register_type(tensor.elem),
-                name: register.clone(),
-                value,
-            });
+            ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value });
             self.store(item, &register, step, &vars, &mut ops);
             if item.carry == Carry::None {
                 registers.insert(item.assign.tensor, register);
@@ -246,10 +208,7 @@ impl Lowerer<'_> {
             .collect();
         if let Some(name) = self.shared_names.get(&tensor) {
             let place = format!("{name}[{}]", places.shared_index(tensor, &index));
-            ops.push(Op::Set {
-                place,
-                value: value.to_owned(),
-            });
+            ops.push(Op::Set { place, value: value.to_owned() });
         }
         if let Some(global) = home.global {
             let shape = &program.tensors[tensor].shape;
@@ -280,11 +239,7 @@ impl Lowerer<'_> {
         let total: usize = extents.iter().product();
         let threads = self.threads as usize;
         if names.is_empty() {
-            return Op::If {
-                condition: "threadIdx.x == 0".into(),
-                body,
-                otherwise: Vec::new(),
-            };
+            return Op::If { condition: "threadIdx.x == 0".into(), body, otherwise: Vec::new() };
         }
         let single = names.len() == 1;
         let counter = if single { names[0].as_str() } else { element };
@@ -297,31 +252,16 @@ impl Lowerer<'_> {
                     (_, 1) => format!("{element} % {}", extents[n]),
                     (_, inner) => format!("{element} / {inner} % {}", extents[n]),
                 };
-                ops.push(Op::Let {
-                    ty: "int",
-                    name: name.clone(),
-                    value,
-                });
+                ops.push(Op::Let { ty: "int", name: name.clone(), value });
             }
             ops.extend(body);
             body = ops;
         }
         if total <= threads {
-            let mut all = vec![Op::Let {
-                ty: "int",
-                name: counter.to_owned(),
-                value: "threadIdx.x".into(),
-            }];
+            let mut all = vec![Op::Let { ty: "int", name: counter.to_owned(), value: "threadIdx.x".into() }];
             all.extend(body);
-            return Op::If {
-                condition: format!("threadIdx.x < {total}"),
-                body: all,
-                otherwise: Vec::new(),
-            };
+            return Op::If { condition: format!("threadIdx.x < {total}"), body: all, otherwise: Vec::new() };
         }
-        Op::For {
-            head: format!("int {counter} = threadIdx.x; {counter} < {total}; {counter} += {threads}"),
-            body,
-        }
+        Op::For { head: format!("int {counter} = threadIdx.x; {counter} < {total}; {counter} += {threads}"), body }
     }
 }

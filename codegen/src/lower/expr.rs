@@ -49,19 +49,12 @@ const SELECT: u8 = 2;
 impl Code {
     /// A name, a call or an element.
     pub(super) fn atom(text: impl Into<String>) -> Self {
-        Self {
-            text: text.into(),
-            level: ATOM,
-        }
+        Self { text: text.into(), level: ATOM }
     }
 
     /// The text where only what binds at least so tightly may stand.
     fn at(&self, level: u8) -> String {
-        if self.level >= level {
-            self.text.clone()
-        } else {
-            format!("({})", self.text)
-        }
+        if self.level >= level { self.text.clone() } else { format!("({})", self.text) }
     }
 
     /// The whole text.
@@ -95,24 +88,14 @@ impl Printer<'_> {
             Expr::Real(x) => real(*x),
             Expr::Int(n) => {
                 if *n < 0 {
-                    Code {
-                        text: n.to_string(),
-                        level: UNARY,
-                    }
+                    Code { text: n.to_string(), level: UNARY }
                 } else {
                     Code::atom(n.to_string())
                 }
             }
-            Expr::Var(v) => Code::atom(
-                self.vars
-                    .get(v)
-                    .cloned()
-                    .unwrap_or_else(|| format!("/* unbound {v} */")),
-            ),
+            Expr::Var(v) => Code::atom(self.vars.get(v).cloned().unwrap_or_else(|| format!("/* unbound {v} */"))),
             Expr::Load(tensor, index) => {
-                let text: Vec<String> = (0..index.len())
-                    .map(|n| self.index(*tensor, n, &index[n], before))
-                    .collect();
+                let text: Vec<String> = (0..index.len()).map(|n| self.index(*tensor, n, &index[n], before)).collect();
                 self.places.load(*tensor, index, &text)
             }
             Expr::Scalar(s) => self.places.scalar(*s),
@@ -124,10 +107,7 @@ impl Printer<'_> {
             Expr::Binary(op, a, b) => self.binary(*op, a, b, before),
             Expr::Select(condition, a, b) => {
                 let (c, a, b) = (self.expr(condition, before), self.expr(a, before), self.expr(b, before));
-                Code {
-                    text: format!("{} ? {} : {}", c.at(OR), a.at(OR), b.at(SELECT)),
-                    level: SELECT,
-                }
+                Code { text: format!("{} ? {} : {}", c.at(OR), a.at(OR), b.at(SELECT)), level: SELECT }
             }
             Expr::Reduce(op, vars, body) => self.reduce(*op, vars, body, before),
         }
@@ -150,16 +130,10 @@ impl Printer<'_> {
         let a = self.expr(a, before);
         let call = match op {
             UnaryFn::Neg => {
-                return Code {
-                    text: format!("-{}", a.at(ATOM)),
-                    level: UNARY,
-                };
+                return Code { text: format!("-{}", a.at(ATOM)), level: UNARY };
             }
             UnaryFn::Not => {
-                return Code {
-                    text: format!("!{}", a.at(ATOM)),
-                    level: UNARY,
-                };
+                return Code { text: format!("!{}", a.at(ATOM)), level: UNARY };
             }
             UnaryFn::Stop => return a,
             UnaryFn::Abs => "unio_abs",
@@ -183,10 +157,7 @@ impl Printer<'_> {
             return fused;
         }
         let (x, y) = (self.expr(a, before), self.expr(b, before));
-        let infix = |sign: &str, level: u8| Code {
-            text: format!("{} {sign} {}", x.at(level), y.at(level + 1)),
-            level,
-        };
+        let infix = |sign: &str, level: u8| Code { text: format!("{} {sign} {}", x.at(level), y.at(level + 1)), level };
         let int = self.program.elem(a) == Elem::Int;
         match op {
             BinaryFn::Add => infix("+", SUM),
@@ -214,11 +185,7 @@ impl Printer<'_> {
             return None;
         }
         let product = |e: &Expr| {
-            if let Expr::Binary(BinaryFn::Mul, x, y) = e {
-                Some(((**x).clone(), (**y).clone()))
-            } else {
-                None
-            }
+            if let Expr::Binary(BinaryFn::Mul, x, y) = e { Some(((**x).clone(), (**y).clone())) } else { None }
         };
         let (x, y, addend, negate) = match (op, product(a), product(b)) {
             (BinaryFn::Add, Some((x, y)), _) => (x, y, b, false),
@@ -227,20 +194,8 @@ impl Printer<'_> {
             _ => return None,
         };
         let (x, y, c) = (self.expr(&x, before), self.expr(&y, before), self.expr(addend, before));
-        let x = if negate {
-            Code {
-                text: format!("-{}", x.at(ATOM)),
-                level: UNARY,
-            }
-        } else {
-            x
-        };
-        Some(Code::atom(format!(
-            "unio_fma({}, {}, {})",
-            x.text(),
-            y.text(),
-            c.text()
-        )))
+        let x = if negate { Code { text: format!("-{}", x.at(ATOM)), level: UNARY } } else { x };
+        Some(Code::atom(format!("unio_fma({}, {}, {})", x.text(), y.text(), c.text())))
     }
 
     fn reduce(&mut self, op: Reduction, vars: &[VarId], body: &Expr, before: &mut Vec<Op>) -> Code {
@@ -250,24 +205,14 @@ impl Printer<'_> {
             Reduction::Max => "-real(unio_inf())",
             Reduction::Min => "real(unio_inf())",
         };
-        before.push(Op::Var {
-            ty: "real",
-            name: acc.clone(),
-            value: start.into(),
-        });
+        before.push(Op::Var { ty: "real", name: acc.clone(), value: start.into() });
         let names: Vec<String> = vars.iter().map(|v| self.bind(*v)).collect();
         let mut inner = Vec::new();
         let value = self.accumulate(op, &acc, body, &mut inner);
-        inner.push(Op::Set {
-            place: acc.clone(),
-            value,
-        });
+        inner.push(Op::Set { place: acc.clone(), value });
         for (var, name) in vars.iter().zip(&names).rev() {
             let extent = self.program.vars[*var].extent;
-            inner = vec![Op::For {
-                head: format!("int {name} = 0; {name} < {extent}; ++{name}"),
-                body: inner,
-            }];
+            inner = vec![Op::For { head: format!("int {name} = 0; {name} < {extent}; ++{name}"), body: inner }];
         }
         before.extend(inner);
         for (var, name) in vars.iter().zip(&names) {
@@ -306,10 +251,7 @@ impl Printer<'_> {
 fn real(x: f64) -> Code {
     match x {
         x if x == f64::INFINITY => Code::atom("real(unio_inf())"),
-        x if x < 0.0 => Code {
-            text: format!("-real({:?})", -x),
-            level: UNARY,
-        },
+        x if x < 0.0 => Code { text: format!("-real({:?})", -x), level: UNARY },
         x if x == x.trunc() && x < 1e9 => Code::atom(format!("real({x:.0})")),
         x => Code::atom(format!("real({x:?})")),
     }
@@ -326,11 +268,7 @@ pub(super) fn flat(shape: &[usize], index: &[String]) -> String {
             (_, stride) => terms.push(format!("{text} * {stride}")),
         }
     }
-    if terms.is_empty() {
-        "0".into()
-    } else {
-        terms.join(" + ")
-    }
+    if terms.is_empty() { "0".into() } else { terms.join(" + ") }
 }
 
 /// C type of a value in a register.

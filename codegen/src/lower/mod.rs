@@ -119,30 +119,18 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
     for own in own_names(&kernel.body) {
         namer.unique(own);
     }
-    let names: Vec<String> = kernel
-        .params
-        .iter()
-        .map(|p| namer.unique(&names::c_ident(&p.name)))
-        .collect();
+    let names: Vec<String> = kernel.params.iter().map(|p| namer.unique(&names::c_ident(&p.name))).collect();
     let lowered = match &kernel.body {
         Body::Block(body) => block::lower(kernel, body, &names, namer),
         Body::Update(body) => update::lower(kernel, body, &names, namer),
         Body::Producer(body) => producer::lower(kernel, body, &names, namer),
         Body::ReduceAxis0 { batch } => reducer(*batch),
     };
-    let mut params: Vec<KernelParam> = kernel
-        .params
-        .iter()
-        .zip(&names)
-        .map(|(p, name)| pointer(p, name, batch_of(kernel)))
-        .collect();
+    let mut params: Vec<KernelParam> =
+        kernel.params.iter().zip(&names).map(|(p, name)| pointer(p, name, batch_of(kernel))).collect();
     for (param, name) in kernel.params.iter().zip(&names) {
         if let Some(row_len) = param.row_len {
-            params.push(KernelParam::Rows {
-                name: rows_name(name),
-                of: name.clone(),
-                row_len,
-            });
+            params.push(KernelParam::Rows { name: rows_name(name), of: name.clone(), row_len });
         }
     }
     params.extend(lowered.numbers.into_iter().map(|name| KernelParam::Number { name }));
@@ -150,9 +138,7 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
         params.push(KernelParam::Count { name: "n".into() });
     }
     let provenance = files.provenance(&kernel.loc);
-    let line = provenance
-        .rfind(':')
-        .map_or(provenance.as_str(), |at| &provenance[..at]);
+    let line = provenance.rfind(':').map_or(provenance.as_str(), |at| &provenance[..at]);
     Kernel {
         symbol: kernel.symbol.clone(),
         entry: kernel.entry.clone(),
@@ -198,19 +184,9 @@ pub const REDUCER_ROWS: u32 = 8;
 
 fn reducer(batch: usize) -> Lowered {
     Lowered {
-        grid: Grid::Elements {
-            per_block: REDUCER_COLUMNS,
-            most: u32::MAX,
-        },
-        shared: Shared {
-            reals: REDUCER_COLUMNS * REDUCER_ROWS,
-            bytes: 0,
-        },
-        arrays: vec![SharedArray {
-            ty: "real",
-            name: "part".into(),
-            offset: "0".into(),
-        }],
+        grid: Grid::Elements { per_block: REDUCER_COLUMNS, most: u32::MAX },
+        shared: Shared { reals: REDUCER_COLUMNS * REDUCER_ROWS, bytes: 0 },
+        arrays: vec![SharedArray { ty: "real", name: "part".into(), offset: "0".into() }],
         counted: true,
         numbers: Vec::new(),
         body: KernelBody::ReduceAxis0 { batch },
@@ -227,16 +203,10 @@ fn batch_of(kernel: &KernelPlan) -> usize {
 fn pointer(param: &crate::plan::Param, name: &str, batch: usize) -> KernelParam {
     // A launcher checks lengths of whole buffers: all samples, or the one tensor that they share.
     let len = match param.stride {
-        Some(stride) => param.len.map(|len| stride * (batch - 1) + len),
+        Some(stride) => param.len.map(|len| stride * batch.saturating_sub(1) + len),
         None => param.len,
     };
-    KernelParam::Buffer {
-        name: name.to_owned(),
-        elem: param.elem,
-        access: param.access,
-        len,
-        role: param.role.clone(),
-    }
+    KernelParam::Buffer { name: name.to_owned(), elem: param.elem, access: param.access, len, role: param.role.clone() }
 }
 
 /// C type of an element.

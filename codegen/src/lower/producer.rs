@@ -7,7 +7,7 @@ use unio_interface::{Grid, Shared};
 use super::expr::{Namer, Printer};
 use super::update::{Equations, Pointer};
 use super::{KernelBody, Lowered, Op, SharedArray};
-use crate::math::{Expr, Role, StatisticKind, TensorId};
+use crate::math::{BinaryFn, Expr, Role, StatisticKind, TensorId};
 use crate::plan::{KernelPlan, ProducerBody, ProducerStep, SignalPlan, Table};
 
 /// What the skeleton of producers is filled with.
@@ -72,9 +72,8 @@ pub struct QuantileText {
 }
 
 /// Names that the skeleton gives itself.
-pub(super) const OWN_NAMES: &[&str] = &[
-    "n", "e", "warp", "lane", "counted", "found", "partial", "bits", "inside", "bin", "first", "half",
-];
+pub(super) const OWN_NAMES: &[&str] =
+    &["n", "e", "warp", "lane", "counted", "found", "partial", "bits", "inside", "bin", "first", "half"];
 
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {
     let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });
@@ -88,11 +87,21 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
             add_statistic(&mut text, n, statistic.kind, Vec::new(), String::new());
             continue;
         }
-        let places = Equations { program: &body.program, pointers: pointers.clone(), scalars: scalars.clone(), values: BTreeMap::new(), counting: BTreeMap::new() };
+        let places = Equations {
+            program: &body.program,
+            pointers: pointers.clone(),
+            scalars: scalars.clone(),
+            values: BTreeMap::new(),
+            counting: BTreeMap::new(),
+        };
         let vars = BTreeMap::from([(statistic.element, "e".to_owned())]);
         let mut printer = Printer { program: &body.program, places: &places, vars, namer };
         let mut before = Vec::new();
-        let value = printer.expr(&measured(statistic.kind, &statistic.value), &mut before).text();
+        let measured = measured(statistic.kind, &statistic.value);
+        let value = match statistic.kind {
+            StatisticKind::Quantile(_) | StatisticKind::Max => printer.expr(&measured, &mut before).text(),
+            _ => wide(&mut printer, &measured, &mut before),
+        };
         namer = printer.namer;
         add_statistic(&mut text, n, statistic.kind, before, value);
     }
@@ -148,6 +157,22 @@ fn add_statistic(text: &mut ProducerText, n: usize, kind: StatisticKind, before:
     if kind == StatisticKind::Max { text.maxima.push(sum) } else { text.sums.push(sum) }
 }
 
+/// What a sum adds, in f64 from the elements on: a product of two f32 is exact there, and no square overflows.
+fn wide(printer: &mut Printer<'_>, value: &Expr, before: &mut Vec<Op>) -> String {
+    match value {
+        Expr::Binary(op @ (BinaryFn::Add | BinaryFn::Sub | BinaryFn::Mul), a, b) => {
+            let sign = match op {
+                BinaryFn::Add => "+",
+                BinaryFn::Sub => "-",
+                _ => "*",
+            };
+            let (a, b) = (wide(printer, a, before), wide(printer, b, before));
+            format!("({a} {sign} {b})")
+        }
+        value => format!("double({})", printer.expr(value, before).text()),
+    }
+}
+
 fn measured(kind: StatisticKind, value: &Expr) -> Expr {
     match kind {
         StatisticKind::Rms | StatisticKind::Norm => Expr::mul(value.clone(), value.clone()),
@@ -201,36 +226,22 @@ fn smooth(
         program: &body.program,
         pointers: pointers.clone(),
         scalars: scalars.to_vec(),
-        values: results.clone(), counting: BTreeMap::new()
+        values: results.clone(),
+        counting: BTreeMap::new(),
     };
     let mut namer = namer.clone();
     let x = namer.unique(&format!("{}_x", body.program.tensors[signal.tensor].name));
-    let mut printer = Printer {
-        program: &body.program,
-        places: &places,
-        vars: BTreeMap::new(),
-        namer,
-    };
+    let mut printer = Printer { program: &body.program, places: &places, vars: BTreeMap::new(), namer };
     let mut ops = Vec::new();
     let Some((assign, _)) = body.program.assigns().find(|(a, _)| a.tensor == signal.tensor) else {
         return (ops, x);
     };
     let value = printer.expr(&assign.value, &mut ops).text();
     let namer = printer.namer;
-    ops.push(Op::Let {
-        ty: "float",
-        name: x.clone(),
-        value,
-    });
-    ops.push(Op::Set {
-        place: format!("{}[0]", names[signal.observed]),
-        value: x.clone(),
-    });
+    ops.push(Op::Let { ty: "real", name: x.clone(), value });
+    ops.push(Op::Set { place: format!("{}[0]", names[signal.observed]), value: x.clone() });
     let skipped = &names[signal.skipped];
-    let count = Op::Set {
-        place: format!("{skipped}[0]"),
-        value: format!("{skipped}[0] + 1"),
-    };
+    let count = Op::Set { place: format!("{skipped}[0]"), value: format!("{skipped}[0] + 1") };
     let body = match signal.smoothed {
         Some((slot, states)) => law(body, (&names[slot], &names[states]), &x, namer),
         None => Vec::new(),
@@ -248,14 +259,8 @@ fn law(body: &ProducerBody, (slot, states): (&str, &str), x: &str, namer: Namer)
     let mut pointers = BTreeMap::new();
     for (id, tensor) in law.tensors.iter().enumerate() {
         let place = match body.states.iter().position(|s| *s == tensor.name) {
-            Some(n) => Pointer {
-                name: states.to_owned(),
-                first: n,
-            },
-            None => Pointer {
-                name: slot.to_owned(),
-                first: 0,
-            },
+            Some(n) => Pointer { name: states.to_owned(), first: n },
+            None => Pointer { name: slot.to_owned(), first: 0 },
         };
         match tensor.role {
             Role::Input => {
@@ -267,13 +272,5 @@ fn law(body: &ProducerBody, (slot, states): (&str, &str), x: &str, namer: Namer)
             _ => {}
         }
     }
-    Equations {
-        program: law,
-        pointers,
-        scalars: Vec::new(),
-        values,
-        counting: BTreeMap::new(),
-    }
-    .lower(None, namer)
-    .0
+    Equations { program: law, pointers, scalars: Vec::new(), values, counting: BTreeMap::new() }.lower(None, namer).0
 }

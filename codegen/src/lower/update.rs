@@ -16,7 +16,8 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
     let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });
     let pointers = body.params.iter().map(pointer).collect();
     let scalars = body.scalars.iter().map(|s| names[*s].clone()).collect();
-    let counters: Vec<Counter> = body.counters.iter().map(|(id, param)| Counter::new(*id, &names[*param], &mut namer)).collect();
+    let counters: Vec<Counter> =
+        body.counters.iter().map(|(id, param)| Counter::new(*id, &names[*param], &mut namer)).collect();
     let counting = counters.iter().map(|c| (c.tensor, c.register.clone())).collect();
     let equations = Equations { program: &body.program, pointers, scalars, values: BTreeMap::new(), counting };
     let (ops, element) = equations.lower(body.element, namer);
@@ -28,7 +29,9 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
         Some(len) => (len.to_string(), Grid::Fixed((len as u32).div_ceil(threads).min(MOST_BLOCKS))),
         None => ("n".to_owned(), Grid::Elements { per_block: threads, most: MOST_BLOCKS }),
     };
-    let head = format!("int {element} = blockIdx.x * {threads} + threadIdx.x; {element} < {count}; {element} += gridDim.x * {threads}");
+    let head = format!(
+        "int {element} = blockIdx.x * {threads} + threadIdx.x; {element} < {count}; {element} += gridDim.x * {threads}"
+    );
     let mut all: Vec<Op> = counters.iter().map(Counter::start).collect();
     all.push(Op::For { head, body: ops });
     counters.iter().for_each(|c| all.extend(c.finish(threads)));
@@ -70,13 +73,17 @@ impl Counter {
 
     fn finish(&self, threads: u32) -> Vec<Op> {
         let set = |place: &str, value: &str| Op::Set { place: place.to_owned(), value: value.to_owned() };
-        let join = set(&format!("{COUNTED}[threadIdx.x]"), &format!("{COUNTED}[threadIdx.x] + {COUNTED}[threadIdx.x + half]"));
+        let join =
+            set(&format!("{COUNTED}[threadIdx.x]"), &format!("{COUNTED}[threadIdx.x] + {COUNTED}[threadIdx.x + half]"));
         let below = Op::If { condition: "threadIdx.x < half".into(), body: vec![join], otherwise: Vec::new() };
         let store = set(&format!("{}[blockIdx.x]", self.pointer), &format!("{COUNTED}[0]"));
         vec![
             set(&format!("{COUNTED}[threadIdx.x]"), &self.register),
             Op::Barrier,
-            Op::For { head: format!("int half = {}; half > 0; half /= 2", threads / 2), body: vec![below, Op::Barrier] },
+            Op::For {
+                head: format!("int half = {}; half > 0; half /= 2", threads / 2),
+                body: vec![below, Op::Barrier],
+            },
             Op::If { condition: "threadIdx.x == 0".into(), body: vec![store], otherwise: Vec::new() },
             Op::Barrier,
         ]
@@ -127,10 +134,7 @@ impl Places for Equations<'_> {
     }
 
     fn rows(&self, tensor: usize) -> String {
-        self.pointers
-            .get(&tensor)
-            .map(|p| super::rows_name(&p.name))
-            .unwrap_or_default()
+        self.pointers.get(&tensor).map(|p| super::rows_name(&p.name)).unwrap_or_default()
     }
 
     fn scalar(&self, scalar: usize) -> Code {
@@ -153,12 +157,7 @@ impl Equations<'_> {
         let mut stores = Vec::new();
         for (assign, _) in self.program.assigns() {
             let tensor = &self.program.tensors[assign.tensor];
-            let mut printer = Printer {
-                program: self.program,
-                places: &self,
-                vars: vars.clone(),
-                namer,
-            };
+            let mut printer = Printer { program: self.program, places: &self, vars: vars.clone(), namer };
             let value = printer.expr(&assign.value, &mut ops).text();
             namer = printer.namer;
             if let Some(count) = self.counting.get(&assign.tensor) {
@@ -171,17 +170,10 @@ impl Equations<'_> {
                 format!("{}_", tensor.name)
             };
             let register = namer.unique(&base);
-            ops.push(Op::Let {
-                ty: register_type(tensor.elem),
-                name: register.clone(),
-                value,
-            });
+            ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value });
             if let Some(pointer) = self.pointers.get(&assign.tensor) {
                 let index: Vec<String> = assign.index.iter().filter_map(|v| vars.get(v).cloned()).collect();
-                stores.push(Op::Set {
-                    place: pointer.element(&flat(&tensor.shape, &index)),
-                    value: register.clone(),
-                });
+                stores.push(Op::Set { place: pointer.element(&flat(&tensor.shape, &index)), value: register.clone() });
             }
             self.values.insert(assign.tensor, register);
         }
@@ -196,17 +188,9 @@ impl Equations<'_> {
             let Some(pointer) = self.pointers.get(&id).filter(|_| is_element) else {
                 continue;
             };
-            let index = if tensor.shape.is_empty() {
-                "0"
-            } else {
-                element.unwrap_or("0")
-            };
+            let index = if tensor.shape.is_empty() { "0" } else { element.unwrap_or("0") };
             let register = namer.unique(&format!("{}_", tensor.name));
-            ops.push(Op::Let {
-                ty: register_type(tensor.elem),
-                name: register.clone(),
-                value: pointer.element(index),
-            });
+            ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value: pointer.element(index) });
             self.values.insert(id, register);
         }
         ops

@@ -32,13 +32,11 @@ pub fn adjoint(
     let mut d = Differentiator {
         forward,
         active: &active,
-        program: Program {
-            body: Vec::new(),
-            ..forward.clone()
-        },
+        program: Program { body: Vec::new(), ..forward.clone() },
         contributions: BTreeMap::new(),
         bars: BTreeMap::new(),
         step: forward.scan().map(|s| s.var),
+        selects: forward.assigns().any(|(a, _)| a.value.has_select()),
         out: Vec::new(),
         report,
     };
@@ -51,14 +49,7 @@ pub fn adjoint(
 /// Tensors through which a wanted input or a parameter reaches an output.
 fn active_tensors(program: &Program, wanted: &BTreeSet<TensorId>) -> BTreeSet<TensorId> {
     let mut active = wanted.clone();
-    active.extend(
-        program
-            .tensors
-            .iter()
-            .enumerate()
-            .filter(|(_, t)| t.role == Role::Param)
-            .map(|(id, _)| id),
-    );
+    active.extend(program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::Param).map(|(id, _)| id));
     loop {
         let before = active.len();
         for (assign, _) in program.assigns() {
@@ -99,6 +90,8 @@ struct Differentiator<'a> {
     /// Cotangent of a tensor, with the variables it is indexed by.
     bars: BTreeMap<TensorId, (TensorId, Vec<VarId>)>,
     step: Option<VarId>,
+    /// Whether the program selects anywhere.
+    selects: bool,
     out: Vec<Assign>,
     report: &'a mut Report,
 }
@@ -108,22 +101,12 @@ impl Differentiator<'_> {
         for (&output, &count) in readers {
             for reader in 0..count {
                 let tensor = &self.forward.tensors[output];
-                let name = if count == 1 {
-                    format!("d_{}", tensor.name)
-                } else {
-                    format!("d_{}_{}", tensor.name, reader + 1)
-                };
-                let given = Tensor {
-                    name,
-                    role: Role::CotangentIn { of: output, reader },
-                    ..tensor.clone()
-                };
+                let name =
+                    if count == 1 { format!("d_{}", tensor.name) } else { format!("d_{}_{}", tensor.name, reader + 1) };
+                let given = Tensor { name, role: Role::CotangentIn { of: output, reader }, ..tensor.clone() };
                 let given = self.program.add_tensor(given);
                 let index = self.own_vars(output).iter().copied().map(Expr::Var).collect();
-                self.contributions
-                    .entry(output)
-                    .or_default()
-                    .push(Expr::Load(given, index));
+                self.contributions.entry(output).or_default().push(Expr::Load(given, index));
             }
         }
     }
@@ -148,11 +131,7 @@ impl Differentiator<'_> {
         }
         self.ends(|d, id| d.is_in_scan(id));
         self.fill_carry_cotangents();
-        Scan {
-            var: scan.var,
-            reversed: true,
-            body: std::mem::take(&mut self.out),
-        }
+        Scan { var: scan.var, reversed: true, body: std::mem::take(&mut self.out) }
     }
 
     /// What the step after wants of an output that it carries.
@@ -163,27 +142,14 @@ impl Differentiator<'_> {
             if !self.active.contains(&id) {
                 continue;
             }
-            let bar = Tensor {
-                name: format!("d_{}", tensor.name),
-                role: Role::Local,
-                ..tensor.clone()
-            };
-            let next = Tensor {
-                name: format!("d_{}_next", tensor.name),
-                ..bar.clone()
-            };
+            let bar = Tensor { name: format!("d_{}", tensor.name), role: Role::Local, ..tensor.clone() };
+            let next = Tensor { name: format!("d_{}_carried", tensor.name), ..bar.clone() };
             let bar = self.program.add_tensor(bar);
-            let next = self.program.add_tensor(Tensor {
-                role: Role::Carry { from: bar },
-                ..next
-            });
+            let next = self.program.add_tensor(Tensor { role: Role::Carry { from: bar }, ..next });
             let vars = self.own_vars(id);
             self.bars.insert(id, (bar, vars));
             let index = self.own_vars(from).iter().copied().map(Expr::Var).collect();
-            self.contributions
-                .entry(from)
-                .or_default()
-                .push(Expr::Load(next, index));
+            self.contributions.entry(from).or_default().push(Expr::Load(next, index));
         }
     }
 
@@ -200,12 +166,7 @@ impl Differentiator<'_> {
             let parts = self.contributions.remove(&id).unwrap_or_default();
             let value = parts.into_iter().fold(Expr::Real(0.0), Expr::add);
             let loc = self.forward.tensors[id].loc.clone();
-            self.out.push(Assign {
-                tensor: bar,
-                index,
-                value,
-                loc,
-            });
+            self.out.push(Assign { tensor: bar, index, value, loc });
         }
     }
 
@@ -239,16 +200,8 @@ impl Differentiator<'_> {
             Role::Param => Role::ParamGradient { of: id },
             _ => Role::Local,
         };
-        let name = if tensor.role == Role::Output {
-            format!("{name}_total")
-        } else {
-            name
-        };
-        let bar = Tensor {
-            name,
-            role,
-            ..tensor.clone()
-        };
+        let name = if tensor.role == Role::Output { format!("{name}_total") } else { name };
+        let bar = Tensor { name, role, ..tensor.clone() };
         if !matches!(tensor.role, Role::Carry { .. }) {
             let bar = self.program.add_tensor(bar);
             self.bars.insert(id, (bar, vars.clone()));
@@ -269,10 +222,7 @@ impl Differentiator<'_> {
                     && *t == id
                     && names.is_empty()
                 {
-                    names = index
-                        .iter()
-                        .map(|i| if let Expr::Var(v) = i { name(*v) } else { "i".into() })
-                        .collect();
+                    names = index.iter().map(|i| if let Expr::Var(v) = i { name(*v) } else { "i".into() }).collect();
                 }
             });
         }
@@ -302,12 +252,7 @@ impl Differentiator<'_> {
             self.bars.insert(id, (same, index));
             return true;
         }
-        self.out.push(Assign {
-            tensor: bar,
-            index,
-            value,
-            loc: loc.clone(),
-        });
+        self.out.push(Assign { tensor: bar, index, value, loc: loc.clone() });
         true
     }
 
@@ -325,24 +270,10 @@ impl Differentiator<'_> {
             return seed;
         }
         let of = &self.forward.tensors[at.tensor];
-        let count = self
-            .program
-            .tensors
-            .iter()
-            .filter(|t| t.name.starts_with(&format!("d_{}_part", of.name)))
-            .count();
+        let count = self.program.tensors.iter().filter(|t| t.name.starts_with(&format!("d_{}_part", of.name))).count();
         let name = format!("d_{}_part{}", of.name, count + 1);
-        let shared = self.program.add_tensor(Tensor {
-            name,
-            role: Role::Local,
-            ..of.clone()
-        });
-        self.out.push(Assign {
-            tensor: shared,
-            index: at.free.clone(),
-            value: seed,
-            loc: at.loc.clone(),
-        });
+        let shared = self.program.add_tensor(Tensor { name, role: Role::Local, ..of.clone() });
+        self.out.push(Assign { tensor: shared, index: at.free.clone(), value: seed, loc: at.loc.clone() });
         Expr::Load(shared, at.free.iter().copied().map(Expr::Var).collect())
     }
 
@@ -360,12 +291,8 @@ impl Differentiator<'_> {
         let (bar, _) = self.bars[&assign.tensor];
         let seed = Expr::Load(bar, assign.index.iter().copied().map(Expr::Var).collect());
         let whole = Expr::Load(assign.tensor, assign.index.iter().copied().map(Expr::Var).collect());
-        let mut at = Site {
-            tensor: assign.tensor,
-            free: assign.index.clone(),
-            reduced: false,
-            loc: assign.loc.clone(),
-        };
+        let mut at =
+            Site { tensor: assign.tensor, free: assign.index.clone(), reduced: false, loc: assign.loc.clone() };
         match &assign.value {
             Expr::Reduce(Reduction::Sum, vars, body) => {
                 at.free.extend(vars);
@@ -373,8 +300,7 @@ impl Differentiator<'_> {
                 self.back(body, seed, None, &at);
             }
             Expr::Reduce(..) if self.is_active(&assign.value) => {
-                self.report
-                    .push(Code::NoAdjoint, &assign.loc, "a maximum or minimum over an index");
+                self.report.push(Code::NoAdjoint, &assign.loc, "a maximum or minimum over an index");
             }
             value => self.back(value, seed, Some(&whole), &at),
         }
@@ -395,17 +321,10 @@ impl Differentiator<'_> {
             Expr::Binary(op, a, b) => self.back_binary(*op, (a, b), seed, whole, at),
             Expr::Select(condition, a, b) => {
                 let zero = Expr::Real(0.0);
-                self.back(
-                    a,
-                    Expr::select((**condition).clone(), seed.clone(), zero.clone()),
-                    None,
-                    at,
-                );
+                self.back(a, Expr::select((**condition).clone(), seed.clone(), zero.clone()), None, at);
                 self.back(b, Expr::select((**condition).clone(), zero, seed), None, at);
             }
-            Expr::Reduce(..) => self
-                .report
-                .push(Code::NoAdjoint, &at.loc, "a reduction inside an expression"),
+            Expr::Reduce(..) => self.report.push(Code::NoAdjoint, &at.loc, "a reduction inside an expression"),
             Expr::Real(_) | Expr::Int(_) | Expr::Var(_) | Expr::Scalar(_) | Expr::ToReal(_) => {}
         }
     }
@@ -433,7 +352,19 @@ impl Differentiator<'_> {
             UnaryFn::Sin => of(UnaryFn::Cos),
             UnaryFn::Cos => Expr::neg(of(UnaryFn::Sin)),
         };
-        self.back(a, Expr::mul(seed, slope), None, at);
+        let unbounded = matches!(op, UnaryFn::Exp | UnaryFn::Log | UnaryFn::Log1p | UnaryFn::Sqrt);
+        let product = Expr::mul(seed.clone(), slope);
+        let product = if unbounded { self.guarded(seed, product) } else { product };
+        self.back(a, product, None, at);
+    }
+
+    /// A cotangent of 0 stays 0 whatever the slope: where a `select` took the other side, the slope may be no number.
+    fn guarded(&self, seed: Expr, product: Expr) -> Expr {
+        if !self.selects {
+            return product;
+        }
+        let nothing = Expr::Binary(BinaryFn::Eq, Box::new(seed), Box::new(Expr::Real(0.0)));
+        Expr::select(nothing, Expr::Real(0.0), product)
     }
 
     fn back_binary(&mut self, op: BinaryFn, (a, b): (&Expr, &Expr), seed: Expr, whole: Option<&Expr>, at: &Site) {
@@ -458,16 +389,14 @@ impl Differentiator<'_> {
             }
             BinaryFn::Div => {
                 let quotient = whole.cloned().unwrap_or_else(|| Expr::div(a.clone(), b.clone()));
-                self.back(a, Expr::div(seed.clone(), b.clone()), None, at);
-                self.back(b, Expr::neg(Expr::div(Expr::mul(seed, quotient), b.clone())), None, at);
+                let above = Expr::div(seed.clone(), b.clone());
+                let below = Expr::neg(Expr::div(Expr::mul(seed.clone(), quotient), b.clone()));
+                self.back(a, self.guarded(seed.clone(), above), None, at);
+                self.back(b, self.guarded(seed, below), None, at);
             }
             // The first of two equal values takes the whole derivative.
             BinaryFn::Min | BinaryFn::Max => {
-                let compare = if op == BinaryFn::Max {
-                    BinaryFn::Ge
-                } else {
-                    BinaryFn::Le
-                };
+                let compare = if op == BinaryFn::Max { BinaryFn::Ge } else { BinaryFn::Le };
                 let first = Expr::Binary(compare, Box::new(a.clone()), Box::new(b.clone()));
                 self.back(a, Expr::select(first.clone(), seed.clone(), Expr::Real(0.0)), None, at);
                 self.back(b, Expr::select(first, Expr::Real(0.0), seed), None, at);
@@ -500,11 +429,7 @@ impl Differentiator<'_> {
         let from: Vec<VarId> = named.iter().chain(&rest).copied().collect();
         let to: Vec<VarId> = own.iter().chain(&fresh).copied().collect();
         let body = seed.substitute(&from, &to);
-        let value = if fresh.is_empty() {
-            body
-        } else {
-            Expr::Reduce(Reduction::Sum, fresh, Box::new(body))
-        };
+        let value = if fresh.is_empty() { body } else { Expr::Reduce(Reduction::Sum, fresh, Box::new(body)) };
         self.contributions.entry(tensor).or_default().push(value);
     }
 
@@ -536,11 +461,7 @@ struct Keeper<'a> {
 
 impl<'a> Keeper<'a> {
     fn new(forward: &'a Program, looped: &Option<Scan>, outer: &[Assign]) -> Self {
-        let mut keeper = Self {
-            forward,
-            saved: BTreeSet::new(),
-            recomputed: BTreeSet::new(),
-        };
+        let mut keeper = Self { forward, saved: BTreeSet::new(), recomputed: BTreeSet::new() };
         // Values read for all steps at once must be kept; those read step by step may be computed again.
         let inside = looped.iter().flat_map(|s| &s.body).flat_map(|a| a.value.loads());
         let outside: Vec<TensorId> = outer.iter().flat_map(|a| a.value.loads()).collect();
@@ -605,10 +526,6 @@ impl<'a> Keeper<'a> {
         }
         body.extend(outer.into_iter().map(Node::Assign));
         program.body = body;
-        Adjoint {
-            program,
-            saved: self.saved.into_iter().collect(),
-            recomputed: self.recomputed.into_iter().collect(),
-        }
+        Adjoint { program, saved: self.saved.into_iter().collect(), recomputed: self.recomputed.into_iter().collect() }
     }
 }

@@ -26,6 +26,9 @@ pub struct Declared {
     pub loc: Loc,
 }
 
+/// Finds a slot or state: which of its values, its name, its member.
+pub type FindScalar<'a> = dyn Fn(When, &Name, Option<&Name>, &mut Report) -> Option<ScalarRead> + 'a;
+
 /// What names mean beside the declared tensors.
 pub struct Scope<'a> {
     /// Named numbers.
@@ -41,7 +44,7 @@ pub struct Scope<'a> {
     /// Whether statistics over whole buffers may be written.
     pub statistics: bool,
     /// Finds a slot or state; reports what is wrong with the read, if anything is.
-    pub scalar: &'a dyn Fn(When, &Name, Option<&Name>, &mut Report) -> Option<ScalarRead>,
+    pub scalar: &'a FindScalar<'a>,
 }
 
 /// Gives equations their meaning.

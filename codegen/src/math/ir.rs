@@ -273,17 +273,12 @@ impl Program {
 
     /// The scan, if there is one.
     pub fn scan(&self) -> Option<&Scan> {
-        self.body
-            .iter()
-            .find_map(|n| if let Node::Scan(s) = n { Some(s) } else { None })
+        self.body.iter().find_map(|n| if let Node::Scan(s) = n { Some(s) } else { None })
     }
 
     /// A new variable.
     pub fn add_var(&mut self, name: &str, extent: usize) -> VarId {
-        self.vars.push(Var {
-            name: name.to_owned(),
-            extent,
-        });
+        self.vars.push(Var { name: name.to_owned(), extent });
         self.vars.len() - 1
     }
 
@@ -418,6 +413,13 @@ impl Expr {
             }
         });
         costly
+    }
+
+    /// Whether it selects anywhere.
+    pub fn has_select(&self) -> bool {
+        let mut found = false;
+        self.visit(&mut |e| found |= matches!(e, Expr::Select(..)));
+        found
     }
 
     /// `a + b`, without zeros.

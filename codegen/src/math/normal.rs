@@ -7,12 +7,7 @@ use crate::diagnostics::Loc;
 
 /// The same program in normal form. What does not change over a scan moves in front of it.
 pub fn normalize(program: &Program) -> Program {
-    let mut normal = Normalizer {
-        program: program.clone(),
-        before: Vec::new(),
-        out: Vec::new(),
-        step: None,
-    };
+    let mut normal = Normalizer { program: program.clone(), before: Vec::new(), out: Vec::new(), step: None };
     let mut body = Vec::new();
     for node in &program.body {
         match node {
@@ -46,11 +41,7 @@ impl Normalizer {
             self.assign(assign);
         }
         self.step = None;
-        Scan {
-            var: scan.var,
-            reversed: scan.reversed,
-            body: std::mem::take(&mut self.out),
-        }
+        Scan { var: scan.var, reversed: scan.reversed, body: std::mem::take(&mut self.out) }
     }
 
     fn assign(&mut self, assign: &Assign) {
@@ -63,12 +54,7 @@ impl Normalizer {
             Expr::Reduce(op, vars, body) => self.reduce(*op, vars, body, &at),
             value => value.map(|part| self.hoist(part, &at)),
         };
-        self.out.push(Assign {
-            tensor: assign.tensor,
-            index: assign.index.clone(),
-            value,
-            loc: assign.loc.clone(),
-        });
+        self.out.push(Assign { tensor: assign.tensor, index: assign.index.clone(), value, loc: assign.loc.clone() });
     }
 
     /// Nested sums become one over all their variables; what is not arithmetic leaves the body.
@@ -79,10 +65,7 @@ impl Normalizer {
             let all: Vec<VarId> = vars.iter().chain(more).copied().collect();
             return self.reduce(op, &all, body, at);
         }
-        let inner = Site {
-            index: at.index.iter().chain(vars).copied().collect(),
-            ..at.clone()
-        };
+        let inner = Site { index: at.index.iter().chain(vars).copied().collect(), ..at.clone() };
         let body = self.hoist(body, &inner);
         Expr::Reduce(op, vars.to_vec(), Box::new(body))
     }
@@ -100,11 +83,7 @@ impl Normalizer {
             // A quotient's derivative reads the quotient.
             Expr::Binary(BinaryFn::Div, ..) => {
                 let value = expr.map(|part| self.hoist(part, at));
-                if value.loads().is_empty() {
-                    value
-                } else {
-                    self.name(value, at)
-                }
+                if value.loads().is_empty() { value } else { self.name(value, at) }
             }
             _ => expr.map(|part| self.hoist(part, at)),
         }
@@ -114,23 +93,14 @@ impl Normalizer {
     fn name(&mut self, value: Expr, at: &Site) -> Expr {
         let free = value.free_vars();
         let moves = self.is_invariant(&value);
-        let index: Vec<VarId> = at
-            .index
-            .iter()
-            .copied()
-            .filter(|v| free.contains(v) || (!moves && Some(*v) == self.step))
-            .collect();
+        let index: Vec<VarId> =
+            at.index.iter().copied().filter(|v| free.contains(v) || (!moves && Some(*v) == self.step)).collect();
         let tensor = match self.existing(&value, &index) {
             Some(tensor) => tensor,
             None => {
                 let tensor = self.add_local(&value, &index, at);
                 let list = if moves { &mut self.before } else { &mut self.out };
-                list.push(Assign {
-                    tensor,
-                    index: index.clone(),
-                    value,
-                    loc: at.loc.clone(),
-                });
+                list.push(Assign { tensor, index: index.clone(), value, loc: at.loc.clone() });
                 tensor
             }
         };
@@ -155,19 +125,10 @@ impl Normalizer {
 
     fn add_local(&mut self, value: &Expr, index: &[VarId], at: &Site) -> TensorId {
         let is_taken = |name: &str| self.program.tensors.iter().any(|t| t.name == name);
-        let name = (1..)
-            .map(|n| format!("{}_{n}", at.name))
-            .find(|name| !is_taken(name))
-            .unwrap_or_default();
+        let name = (1..).map(|n| format!("{}_{n}", at.name)).find(|name| !is_taken(name)).unwrap_or_default();
         let shape = index.iter().map(|v| self.program.vars[*v].extent).collect();
         let elem = self.program.elem(value);
-        self.program.add_tensor(Tensor {
-            name,
-            role: Role::Local,
-            elem,
-            shape,
-            loc: at.loc.clone(),
-        })
+        self.program.add_tensor(Tensor { name, role: Role::Local, elem, shape, loc: at.loc.clone() })
     }
 }
 

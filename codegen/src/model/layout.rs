@@ -54,13 +54,7 @@ pub(super) struct Fixed {
 }
 
 /// Gives every slot and state its place: what the spec says, else what the lock says, else the next free one.
-pub(super) fn place(
-    slots: &mut Vec<Slot>,
-    fixed: &Fixed,
-    states: &mut Vec<State>,
-    lock: &Lock,
-    report: &mut Report,
-) -> Lock {
+pub(super) fn place(slots: &mut [Slot], fixed: &Fixed, states: &mut [State], lock: &Lock, report: &mut Report) -> Lock {
     let mut taken = Taken::default();
     for slot in slots.iter_mut().filter(|s| s.is_in_isv()) {
         if let Some(&index) = fixed.slots.get(&slot.name) {

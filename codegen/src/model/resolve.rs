@@ -128,7 +128,12 @@ impl Resolver<'_> {
                 fixed.slots.insert(entry.name.clone(), *index.get_ref() as usize);
             }
             let members = (0..keys.count.filter(|n| *n > 1).unwrap_or(0)).map(|n| n.to_string()).collect();
-            slots.push(Slot { members, reserved: keys.reserved, reset, ..blank_slot(&entry.name, &keys.doc, &entry.loc) });
+            slots.push(Slot {
+                members,
+                reserved: keys.reserved,
+                reset,
+                ..blank_slot(&entry.name, &keys.doc, &entry.loc)
+            });
         }
         for entry in &spec.producers {
             let reset = self.reset(entry.keys.reset, &entry.name, &entry.loc);
@@ -281,7 +286,12 @@ impl Resolver<'_> {
                 if let Some((source, shape, elem)) = self.source(value, file, network) {
                     let used = read_shape(name, &signals, shape.clone());
                     let counted = if let Source::Counter(_) = source { Elem::Real } else { elem };
-                    self.check_measured(&loc_of(file, value), counted, Measured::of(&source, &shape, &used), &mut measured);
+                    self.check_measured(
+                        &loc_of(file, value),
+                        counted,
+                        Measured::of(&source, &shape, &used),
+                        &mut measured,
+                    );
                     read.push((name.to_owned(), source, used, elem));
                 }
             }
@@ -335,7 +345,8 @@ impl Resolver<'_> {
             }
             let mixed = !entry.keys.read.is_empty() || entry.keys.each.is_some();
             if members.is_empty() || mixed || count.is_some_and(|n| n != members.len()) {
-                let cure = "all names of such a producer stand for unions of equally many buffers, and it is not `for` groups";
+                let cure =
+                    "all names of such a producer stand for unions of equally many buffers, and it is not `for` groups";
                 self.report.push_note(Code::ArityMismatch, &loc, "this union does not fit the producer", cure);
             }
             count = Some(members.len());
@@ -481,9 +492,15 @@ impl Resolver<'_> {
     fn check_given(&mut self, over: &Over, declared: &[Declared]) {
         for d in declared.iter().filter(|d| d.role == Role::Output) {
             let (fits, note) = match over {
-                Over::Size { index, extent } => (d.shape == [*extent], format!("an update over `{index}` gives [{extent}]")),
-                Over::Scalar => (d.shape.is_empty(), "an update `over = \"scalar\"` gives one number, \"[]\"".to_owned()),
-                Over::Group | Over::Buffer { .. } => (false, "an update over a group or a buffer gives new values of these, nothing else".to_owned()),
+                Over::Size { index, extent } => {
+                    (d.shape == [*extent], format!("an update over `{index}` gives [{extent}]"))
+                }
+                Over::Scalar => {
+                    (d.shape.is_empty(), "an update `over = \"scalar\"` gives one number, \"[]\"".to_owned())
+                }
+                Over::Group | Over::Buffer { .. } => {
+                    (false, "an update over a group or a buffer gives new values of these, nothing else".to_owned())
+                }
             };
             if !fits {
                 let extents: Vec<String> = d.shape.iter().map(usize::to_string).collect();
@@ -617,7 +634,14 @@ fn declare_counters(over: &Over, statements: &[Statement], declared: &mut Vec<De
     for target in statements.iter().map(|s| &s.target).filter(|t| t.count && *over == Over::Group) {
         if !counters.contains(&target.name.text) {
             let (name, loc) = (target.name.text.clone(), target.name.loc.clone());
-            declared.push(Declared { name: name.clone(), role: Role::BlockCount, elem: Elem::Bool, shape: vec![0], sliced: false, loc });
+            declared.push(Declared {
+                name: name.clone(),
+                role: Role::BlockCount,
+                elem: Elem::Bool,
+                shape: vec![0],
+                sliced: false,
+                loc,
+            });
             counters.push(name);
         }
     }

@@ -77,31 +77,21 @@ pub(super) fn resolve(spec: &Spec, entry: &Entry<entries::Producer>, report: &mu
     let mut families = Families::new();
     let mut signals = Vec::new();
     for written in written(entry) {
-        let exprs: Vec<Expr> = written
-            .values
-            .iter()
-            .filter_map(|v| parse_expr(&spec.text(entry.loc.file, v), report))
-            .collect();
+        let exprs: Vec<Expr> =
+            written.values.iter().filter_map(|v| parse_expr(&spec.text(entry.loc.file, v), report)).collect();
         if exprs.len() != written.values.len() || !fits(&written, report) {
             continue;
         }
         let mut targets = Vec::new();
         for member in 0..written.members.len().max(1) {
             let expr = exprs.get(member).unwrap_or(&exprs[0]);
-            let expr = written
-                .index
-                .map_or(expr.clone(), |index| bind(expr, index.get_ref(), member as i64));
+            let expr = written.index.map_or(expr.clone(), |index| bind(expr, index.get_ref(), member as i64));
             let target = match written.members.get(member) {
                 Some(name) => names::slot_member(written.name, name),
                 None => written.name.to_owned(),
             };
             targets.push(target.clone());
-            signals.push(Signal {
-                slot: written.name.to_owned(),
-                member,
-                target,
-                expr: write_out(&expr, &families),
-            });
+            signals.push(Signal { slot: written.name.to_owned(), member, target, expr: write_out(&expr, &families) });
         }
         if !written.members.is_empty() {
             families.insert(written.name.to_owned(), targets);
@@ -126,10 +116,7 @@ fn fits(written: &Written<'_>, report: &mut Report) -> bool {
 /// The expression with an index replaced by a number.
 fn bind(expr: &Expr, index: &str, value: i64) -> Expr {
     map(expr, &|e| match &e.kind {
-        ExprKind::Name(name) if name == index => Some(Expr {
-            kind: ExprKind::Int(value),
-            loc: e.loc.clone(),
-        }),
+        ExprKind::Name(name) if name == index => Some(Expr { kind: ExprKind::Int(value), loc: e.loc.clone() }),
         _ => None,
     })
 }
@@ -144,14 +131,7 @@ fn write_out(expr: &Expr, families: &Families) -> Expr {
 }
 
 fn sum(name: &Name, args: &[Expr], families: &Families) -> Option<Expr> {
-    let [
-        Expr {
-            kind: ExprKind::Name(index),
-            ..
-        },
-        body,
-    ] = args
-    else {
+    let [Expr { kind: ExprKind::Name(index), .. }, body] = args else {
         return None;
     };
     let count = family_of(body, index, families)?;
@@ -164,14 +144,8 @@ fn sum(name: &Name, args: &[Expr], families: &Families) -> Option<Expr> {
     if name.text == "sum" {
         return Some(total);
     }
-    let count = Expr {
-        kind: ExprKind::Float(count as f64),
-        loc: name.loc.clone(),
-    };
-    Some(Expr {
-        loc: name.loc.clone(),
-        kind: ExprKind::Binary(BinaryOp::Div, Box::new(total), Box::new(count)),
-    })
+    let count = Expr { kind: ExprKind::Float(count as f64), loc: name.loc.clone() };
+    Some(Expr { loc: name.loc.clone(), kind: ExprKind::Binary(BinaryOp::Div, Box::new(total), Box::new(count)) })
 }
 
 /// Members of the family that an index runs over in this expression, if it does.
@@ -179,12 +153,7 @@ fn family_of(body: &Expr, index: &str, families: &Families) -> Option<usize> {
     let mut count = None;
     body.visit(&mut |e| {
         if let ExprKind::Index(name, args) = &e.kind
-            && let [
-                Expr {
-                    kind: ExprKind::Name(i),
-                    ..
-                },
-            ] = args.as_slice()
+            && let [Expr { kind: ExprKind::Name(i), .. }] = args.as_slice()
             && i == index
         {
             count = families.get(&name.text).map(Vec::len).or(count);
@@ -194,19 +163,11 @@ fn family_of(body: &Expr, index: &str, families: &Families) -> Option<usize> {
 }
 
 fn member(name: &Name, args: &[Expr], families: &Families) -> Option<Expr> {
-    let [
-        Expr {
-            kind: ExprKind::Int(n), ..
-        },
-    ] = args
-    else {
+    let [Expr { kind: ExprKind::Int(n), .. }] = args else {
         return None;
     };
     let target = families.get(&name.text)?.get(usize::try_from(*n).ok()?)?;
-    Some(Expr {
-        kind: ExprKind::Name(target.clone()),
-        loc: name.loc.clone(),
-    })
+    Some(Expr { kind: ExprKind::Name(target.clone()), loc: name.loc.clone() })
 }
 
 /// The expression with every part replaced for which `f` has something; outer parts first.
@@ -222,8 +183,5 @@ fn map(expr: &Expr, f: &impl Fn(&Expr) -> Option<Expr>) -> Expr {
         ExprKind::Binary(op, a, b) => ExprKind::Binary(*op, Box::new(map(a, f)), Box::new(map(b, f))),
         kind => kind.clone(),
     };
-    Expr {
-        kind,
-        loc: expr.loc.clone(),
-    }
+    Expr { kind, loc: expr.loc.clone() }
 }

@@ -26,23 +26,11 @@ pub(super) fn plan(
     threads: Option<u32>,
 ) -> Planned {
     let groups = Grouper::new(program).group();
-    let mut planner = Planner {
-        program,
-        keep,
-        param_total,
-        params: Vec::new(),
-        homes: BTreeMap::new(),
-        reals: 0,
-        ints: 0,
-    };
+    let mut planner =
+        Planner { program, keep, param_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0 };
     planner.place(&groups);
     let threads = threads.unwrap_or_else(|| default_threads(program, &groups));
-    let phases = Barriers {
-        program,
-        homes: &planner.homes,
-        pending: Pending::default(),
-    }
-    .insert(groups);
+    let phases = Barriers { program, homes: &planner.homes, pending: Pending::default() }.insert(groups);
     let scalars = scalar_params(program);
     let mut params = planner.params;
     params.extend(scalars);
@@ -60,11 +48,7 @@ pub(super) fn plan(
 /// Parameters for the slots and states that a program reads.
 pub(super) fn scalar_params(program: &Program) -> Vec<Param> {
     let elem = |int: bool| {
-        if int {
-            unio_interface::Elem::I32
-        } else {
-            unio_interface::Elem::F32
-        }
+        if int { unio_interface::Elem::I32 } else { unio_interface::Elem::F32 }
     };
     let scalars = program.scalars.iter();
     scalars
@@ -94,24 +78,9 @@ fn scalar_name(read: &crate::math::ScalarRead) -> String {
 
 fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
     let size = |p: &Parallel| p.vars.iter().map(|v| program.vars[*v].extent).product::<usize>();
-    let looped = groups.iter().filter_map(|g| {
-        if let Grouped::Loop { body, .. } = g {
-            Some(body)
-        } else {
-            None
-        }
-    });
+    let looped = groups.iter().filter_map(|g| if let Grouped::Loop { body, .. } = g { Some(body) } else { None });
     let inside = looped.flatten().map(size).max();
-    let all = groups
-        .iter()
-        .filter_map(|g| {
-            if let Grouped::Parallel(p) = g {
-                Some(size(p))
-            } else {
-                None
-            }
-        })
-        .max();
+    let all = groups.iter().filter_map(|g| if let Grouped::Parallel(p) = g { Some(size(p)) } else { None }).max();
     let most = inside.or(all).unwrap_or(1).next_multiple_of(32);
     most.clamp(*THREADS.start(), *THREADS.end()) as u32
 }
@@ -119,11 +88,7 @@ fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
 /// Phases before barriers.
 enum Grouped {
     Parallel(Parallel),
-    Loop {
-        var: VarId,
-        reversed: bool,
-        body: Vec<Parallel>,
-    },
+    Loop { var: VarId, reversed: bool, body: Vec<Parallel> },
 }
 
 /// Joins assignments over one index space that read one another element by element.
@@ -134,10 +99,7 @@ struct Grouper<'a> {
 
 impl<'a> Grouper<'a> {
     fn new(program: &'a Program) -> Self {
-        Self {
-            program,
-            step: program.scan().map(|s| s.var),
-        }
+        Self { program, step: program.scan().map(|s| s.var) }
     }
 
     fn group(&self) -> Vec<Grouped> {
@@ -148,18 +110,10 @@ impl<'a> Grouper<'a> {
                 Node::Assign(assign) => run.push(item(assign.clone(), Carry::None)),
                 Node::Scan(scan) => {
                     run.extend(self.carries(Carry::Start));
-                    out.extend(
-                        self.join(std::mem::take(&mut run), false)
-                            .into_iter()
-                            .map(Grouped::Parallel),
-                    );
+                    out.extend(self.join(std::mem::take(&mut run), false).into_iter().map(Grouped::Parallel));
                     let mut body: Vec<Item> = scan.body.iter().map(|a| item(a.clone(), Carry::None)).collect();
                     body.extend(self.carries(Carry::Next));
-                    out.push(Grouped::Loop {
-                        var: scan.var,
-                        reversed: scan.reversed,
-                        body: self.join(body, true),
-                    });
+                    out.push(Grouped::Loop { var: scan.var, reversed: scan.reversed, body: self.join(body, true) });
                 }
             }
         }
@@ -172,11 +126,7 @@ impl<'a> Grouper<'a> {
         let mut items = Vec::new();
         for (id, tensor) in self.program.tensors.iter().enumerate() {
             let Role::Carry { from } = tensor.role else { continue };
-            let Some(index) = self
-                .program
-                .assigns()
-                .find(|(a, _)| a.tensor == from)
-                .map(|(a, _)| a.index.clone())
+            let Some(index) = self.program.assigns().find(|(a, _)| a.tensor == from).map(|(a, _)| a.index.clone())
             else {
                 continue;
             };
@@ -184,15 +134,7 @@ impl<'a> Grouper<'a> {
                 Carry::Start => Expr::Real(0.0),
                 _ => Expr::Load(from, index.iter().copied().map(Expr::Var).collect()),
             };
-            items.push(item(
-                Assign {
-                    tensor: id,
-                    index,
-                    value,
-                    loc: tensor.loc.clone(),
-                },
-                kind,
-            ));
+            items.push(item(Assign { tensor: id, index, value, loc: tensor.loc.clone() }, kind));
         }
         items
     }
@@ -212,10 +154,7 @@ impl<'a> Grouper<'a> {
                     let renamed = renamed(&item, &vars, &group.vars);
                     group.items.push(renamed);
                 }
-                None => groups.push(Parallel {
-                    vars,
-                    items: vec![item],
-                }),
+                None => groups.push(Parallel { vars, items: vec![item] }),
             }
         }
         groups
@@ -252,14 +191,7 @@ fn renamed(item: &Item, from: &[VarId], to: &[VarId]) -> Item {
     let rename = |v: &VarId| from.iter().position(|f| f == v).map_or(*v, |n| to[n]);
     let index = item.assign.index.iter().map(rename).collect();
     let value = item.assign.value.substitute(from, to);
-    Item {
-        assign: Assign {
-            index,
-            value,
-            ..item.assign.clone()
-        },
-        carry: item.carry,
-    }
+    Item { assign: Assign { index, value, ..item.assign.clone() }, carry: item.carry }
 }
 
 /// Every element read: tensor and index.
@@ -370,10 +302,7 @@ impl Planner<'_> {
             role: outer_role(self.program, id),
             row_len: any.then(|| tensor.shape[1..].iter().product()),
         });
-        Home {
-            global: Some(self.params.len() - 1),
-            ..Home::default()
-        }
+        Home { global: Some(self.params.len() - 1), ..Home::default() }
     }
 }
 
@@ -405,10 +334,7 @@ impl Uses {
             }
         }
         let is_carry = |t: &TensorId| matches!(program.tensors[*t].role, Role::Carry { .. });
-        uses.stepped = made_inside
-            .into_iter()
-            .filter(|t| !outside.contains(t) || is_carry(t))
-            .collect();
+        uses.stepped = made_inside.into_iter().filter(|t| !outside.contains(t) || is_carry(t)).collect();
         uses
     }
 
@@ -487,11 +413,7 @@ impl Barriers<'_> {
     fn needs_barrier(&mut self, p: &Parallel) -> bool {
         let (read, written) = self.touched(p);
         let clash = |now: &BTreeMap<TensorId, Option<Vec<usize>>>, before: &BTreeMap<TensorId, Option<Vec<usize>>>| {
-            now.iter().any(|(t, space)| {
-                before
-                    .get(t)
-                    .is_some_and(|b| b.is_none() || space.is_none() || b != space)
-            })
+            now.iter().any(|(t, space)| before.get(t).is_some_and(|b| b.is_none() || space.is_none() || b != space))
         };
         let hazard = clash(&read, &self.pending.written)
             || clash(&written, &self.pending.read)
@@ -519,10 +441,7 @@ impl Barriers<'_> {
     fn touched(
         &self,
         p: &Parallel,
-    ) -> (
-        BTreeMap<TensorId, Option<Vec<usize>>>,
-        BTreeMap<TensorId, Option<Vec<usize>>>,
-    ) {
+    ) -> (BTreeMap<TensorId, Option<Vec<usize>>>, BTreeMap<TensorId, Option<Vec<usize>>>) {
         let step = self.program.scan().map(|s| s.var);
         let space: Vec<usize> = p.vars.iter().map(|v| self.program.vars[*v].extent).collect();
         let mut made = BTreeSet::new();
@@ -546,14 +465,7 @@ impl Barriers<'_> {
     }
 
     fn is_visible(&self, tensor: TensorId) -> bool {
-        let read_back = matches!(
-            self.program.tensors[tensor].role,
-            Role::Local | Role::Carry { .. } | Role::Output
-        );
-        read_back
-            && self
-                .homes
-                .get(&tensor)
-                .is_some_and(|h| h.shared.is_some() || h.global.is_some())
+        let read_back = matches!(self.program.tensors[tensor].role, Role::Local | Role::Carry { .. } | Role::Output);
+        read_back && self.homes.get(&tensor).is_some_and(|h| h.shared.is_some() || h.global.is_some())
     }
 }

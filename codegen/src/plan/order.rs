@@ -89,13 +89,9 @@ pub(super) fn direct(before: &[BTreeSet<usize>]) -> Vec<BTreeSet<usize>> {
         ancestors(n, before, &mut all);
     }
     let implied = |n: usize, edge: usize| {
-        before[n]
-            .iter()
-            .any(|other| *other != edge && all[*other].as_ref().is_some_and(|a| a.contains(&edge)))
+        before[n].iter().any(|other| *other != edge && all[*other].as_ref().is_some_and(|a| a.contains(&edge)))
     };
-    (0..before.len())
-        .map(|n| before[n].iter().copied().filter(|edge| !implied(n, *edge)).collect())
-        .collect()
+    (0..before.len()).map(|n| before[n].iter().copied().filter(|edge| !implied(n, *edge)).collect()).collect()
 }
 
 fn ancestors(n: usize, before: &[BTreeSet<usize>], all: &mut Vec<Option<BTreeSet<usize>>>) -> BTreeSet<usize> {
@@ -116,27 +112,13 @@ fn ancestors(n: usize, before: &[BTreeSet<usize>], all: &mut Vec<Option<BTreeSet
 pub(super) fn restrict_evaluation(nodes: &mut [Node]) {
     loop {
         let training = |n: &&Node| !n.evaluates;
-        let values: BTreeSet<String> = nodes
-            .iter()
-            .filter(training)
-            .flat_map(|n| n.gives.iter().chain(&n.writes).cloned())
-            .collect();
-        let kept: BTreeSet<String> = nodes
-            .iter()
-            .filter(|n| n.evaluates)
-            .flat_map(|n| n.gives.iter().cloned())
-            .collect();
+        let values: BTreeSet<String> =
+            nodes.iter().filter(training).flat_map(|n| n.gives.iter().chain(&n.writes).cloned()).collect();
+        let kept: BTreeSet<String> =
+            nodes.iter().filter(|n| n.evaluates).flat_map(|n| n.gives.iter().cloned()).collect();
         let needs = |n: &Node| {
-            let read_now = n
-                .reads
-                .iter()
-                .filter(|(when, _)| *when != When::Prev)
-                .map(|(_, name)| name);
-            n.needs
-                .iter()
-                .filter(|v| !kept.contains(*v))
-                .chain(read_now)
-                .any(|v| values.contains(v))
+            let read_now = n.reads.iter().filter(|(when, _)| *when != When::Prev).map(|(_, name)| name);
+            n.needs.iter().filter(|v| !kept.contains(*v)).chain(read_now).any(|v| values.contains(v))
         };
         let Some(next) = nodes.iter().position(|n| n.evaluates && needs(n)) else {
             return;

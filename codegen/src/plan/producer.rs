@@ -46,7 +46,13 @@ impl Planner<'_> {
         parts.len() == 1 && parts.iter().map(count).all(|n| n <= ONE_BLOCK)
     }
 
-    fn add_producer_kernels(&mut self, producer: &Producer, program: &Program, law: &Smoothing, is_small: bool) -> Kernels {
+    fn add_producer_kernels(
+        &mut self,
+        producer: &Producer,
+        program: &Program,
+        law: &Smoothing,
+        is_small: bool,
+    ) -> Kernels {
         if is_small {
             return Kernels::Whole(self.add_producer_kernel(producer, program, law, ProducerStep::Whole));
         }
@@ -57,7 +63,13 @@ impl Planner<'_> {
         Kernels::Steps { count, refine, finish: add(ProducerStep::Finish), table }
     }
 
-    fn add_producer_kernel(&mut self, producer: &Producer, program: &Program, law: &Smoothing, step: ProducerStep) -> usize {
+    fn add_producer_kernel(
+        &mut self,
+        producer: &Producer,
+        program: &Program,
+        law: &Smoothing,
+        step: ProducerStep,
+    ) -> usize {
         let mut params = Vec::new();
         let mut places = BTreeMap::new();
         let reads = step != ProducerStep::Finish;
@@ -97,15 +109,28 @@ impl Planner<'_> {
         })
     }
 
-    fn signal_params(&self, producer: &Producer, program: &Program, law: &Smoothing, params: &mut Vec<Param>) -> Vec<SignalPlan> {
+    fn signal_params(
+        &self,
+        producer: &Producer,
+        program: &Program,
+        law: &Smoothing,
+        params: &mut Vec<Param>,
+    ) -> Vec<SignalPlan> {
         let mut signals = Vec::new();
         for signal in &producer.signals {
-            let Some(tensor) = program.tensors.iter().position(|t| t.role == Role::Output && t.name == signal.target) else {
+            let Some(tensor) = program.tensors.iter().position(|t| t.role == Role::Output && t.name == signal.target)
+            else {
                 continue;
             };
             let only = self.model.slots.iter().any(|s| s.name == signal.slot && s.observed_only);
             let mut add = |what: &str, elem, len| {
-                params.push(pointer(&format!("{}_{what}", signal.target), elem, Access::InOut, Some(len), Outer::Scalar));
+                params.push(pointer(
+                    &format!("{}_{what}", signal.target),
+                    elem,
+                    Access::InOut,
+                    Some(len),
+                    Outer::Scalar,
+                ));
                 params.len() - 1
             };
             let slot = (!only).then(|| add("slot", Memory::F32, 1));
@@ -135,7 +160,14 @@ impl Planner<'_> {
                 }
                 for (n, part) in parts.iter().enumerate() {
                     if let Some(refine) = refine {
-                        self.add_step_node(producer, program, (&name, "refine", n), (*refine, table), group, part.as_ref());
+                        self.add_step_node(
+                            producer,
+                            program,
+                            (&name, "refine", n),
+                            (*refine, table),
+                            group,
+                            part.as_ref(),
+                        );
                     }
                 }
                 self.add_finish_node(producer, program, &name, (*finish, table), group, parts.len());
@@ -156,7 +188,14 @@ impl Planner<'_> {
     }
 
     /// A node that reads the buffers of a part.
-    fn reading_node(&self, producer: &Producer, program: &Program, kernel: usize, group: Option<&Group>, part: Option<&Part<'_>>) -> Node {
+    fn reading_node(
+        &self,
+        producer: &Producer,
+        program: &Program,
+        kernel: usize,
+        group: Option<&Group>,
+        part: Option<&Part<'_>>,
+    ) -> Node {
         let mut needs = BTreeSet::new();
         let mut args = Vec::new();
         for tensor in program.tensors.iter().filter(|t| t.role == Role::Table) {
@@ -202,11 +241,22 @@ impl Planner<'_> {
             node.needs.insert(format!("{name}.rows"));
         }
         node.gives.insert(format!("{name}.{}", if step == "count" { "rows" } else { "refined" }));
-        node.name = format!("{name}.{step}{}", if self.producer_parts(producer, group).len() > 1 { format!("[{n}]") } else { String::new() });
+        node.name = format!(
+            "{name}.{step}{}",
+            if self.producer_parts(producer, group).len() > 1 { format!("[{n}]") } else { String::new() }
+        );
         self.nodes.push(node);
     }
 
-    fn add_finish_node(&mut self, producer: &Producer, program: &Program, name: &str, (kernel, table): (usize, &Table), group: Option<&Group>, parts: usize) {
+    fn add_finish_node(
+        &mut self,
+        producer: &Producer,
+        program: &Program,
+        name: &str,
+        (kernel, table): (usize, &Table),
+        group: Option<&Group>,
+        parts: usize,
+    ) {
         let mut node = self.reading_node(producer, program, kernel, group, None);
         node.args = self.scalar_args(program, group.map(|g| g.name.as_str()));
         node.needs.clear();
@@ -268,7 +318,9 @@ impl Planner<'_> {
             return NodeCount::Fixed(COUNTER_BLOCKS);
         }
         let row: usize = tensor.shape[1..].iter().product();
-        if let (Some(Part::Range(group)), false) = (part, matches!(source(producer, &tensor.name), Some(Source::Buffer(_)))) {
+        if let (Some(Part::Range(group)), false) =
+            (part, matches!(source(producer, &tensor.name), Some(Source::Buffer(_))))
+        {
             return NodeCount::Fixed(group.range.1 - group.range.0);
         }
         let buffer = self.buffers.iter().find(|b| b.name == name);
@@ -309,4 +361,3 @@ fn tables(step: ProducerStep, table: &Table, params: &mut Vec<Param>) -> [Option
 fn pointer(name: &str, elem: Memory, access: Access, len: Option<usize>, role: Outer) -> Param {
     Param { name: name.to_owned(), elem, access, len, stride: None, role, row_len: None }
 }
-

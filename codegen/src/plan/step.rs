@@ -94,14 +94,7 @@ pub(super) struct Planner<'a> {
 impl<'a> Planner<'a> {
     fn new(model: &'a Model, equations: &'a Equations) -> Self {
         let smoothing_stride = model.smoothings.iter().map(|s| s.states.len()).max().unwrap_or(0);
-        Self {
-            model,
-            equations,
-            buffers: Vec::new(),
-            kernels: Vec::new(),
-            nodes: Vec::new(),
-            smoothing_stride,
-        }
+        Self { model, equations, buffers: Vec::new(), kernels: Vec::new(), nodes: Vec::new(), smoothing_stride }
     }
 
     fn buffer(&self, name: &str) -> usize {
@@ -109,14 +102,7 @@ impl<'a> Planner<'a> {
     }
 
     pub(super) fn add_buffer(&mut self, name: &str, shape: Vec<usize>, elem: Memory) -> usize {
-        self.buffers.push(Buffer {
-            name: name.to_owned(),
-            shape,
-            elem,
-            fill: 0.0,
-            external: false,
-            kept: false,
-        });
+        self.buffers.push(Buffer { name: name.to_owned(), shape, elem, fill: 0.0, external: false, kept: false });
         self.buffers.len() - 1
     }
 
@@ -168,7 +154,9 @@ impl<'a> Planner<'a> {
             let optimizer = model.updates.iter().find(|u| u.name == group.optimizer);
             let states = optimizer.iter().flat_map(|u| &u.element_state).map(|(name, ..)| name.as_str());
             let arrays: Vec<&str> = ["params", "grads"].into_iter().chain(states).collect();
-            for name in group.buffers.iter().flat_map(|sub| arrays.iter().map(move |array| names::stage_value(sub, array))) {
+            for name in
+                group.buffers.iter().flat_map(|sub| arrays.iter().map(move |array| names::stage_value(sub, array)))
+            {
                 let index = self.add_buffer(&name, vec![0], Memory::Real);
                 self.buffers[index].external = true;
             }
@@ -185,9 +173,7 @@ impl<'a> Planner<'a> {
     }
 
     pub(super) fn slot_arg(&self, slot: &Slot, group: Option<&str>) -> usize {
-        group
-            .and_then(|g| slot.members.iter().position(|m| m == g))
-            .unwrap_or(0)
+        group.and_then(|g| slot.members.iter().position(|m| m == g)).unwrap_or(0)
     }
 
     /// Buffer and element of each slot or state that a program reads.
@@ -201,12 +187,7 @@ impl<'a> Planner<'a> {
                     false => (vector(slot).to_owned(), slot.index + member),
                 };
             }
-            let word = self
-                .model
-                .states
-                .iter()
-                .find(|s| s.name == read.name)
-                .map_or(0, |s| s.word);
+            let word = self.model.states.iter().find(|s| s.name == read.name).map_or(0, |s| s.word);
             (String::from("state"), word)
         };
         program.scalars.iter().map(place).collect()
@@ -218,11 +199,7 @@ impl<'a> Planner<'a> {
             None => s.name.clone(),
         };
         // A read of a single slot from within a group names no member.
-        program
-            .scalars
-            .iter()
-            .flat_map(|s| [(s.when, s.name.clone()), (s.when, name(s))])
-            .collect()
+        program.scalars.iter().flat_map(|s| [(s.when, s.name.clone()), (s.when, name(s))]).collect()
     }
 
     fn add_updates(&mut self, select: impl Fn(&Update) -> bool) {
@@ -238,20 +215,13 @@ impl<'a> Planner<'a> {
 
     fn add_update_outputs(&mut self, update: &Update) {
         for (name, shape, elem) in &update.outputs {
-            self.add_buffer(
-                &names::stage_value(&update.name, name),
-                shape.clone(),
-                memory_elem(*elem),
-            );
+            self.add_buffer(&names::stage_value(&update.name, name), shape.clone(), memory_elem(*elem));
         }
     }
 
     fn add_update_kernel(&mut self, update: &Update, program: &Program) -> usize {
-        let element = program
-            .vars
-            .iter()
-            .position(|_| update.over != Over::Scalar)
-            .filter(|_| update.over != Over::Scalar);
+        let element =
+            program.vars.iter().position(|_| update.over != Over::Scalar).filter(|_| update.over != Over::Scalar);
         let len = match &update.over {
             Over::Group | Over::Buffer { .. } => None,
             Over::Size { extent, .. } => Some(*extent),
@@ -275,45 +245,30 @@ impl<'a> Planner<'a> {
             // Scalar states lie in one bank of f32 words; everything else has the lowering's own real type.
             let by_element = matches!(update.over, Over::Group | Over::Buffer { .. }) && any;
             let in_bank = tensor.role == Role::State && !by_element;
-            let elem = if in_bank {
-                scalar_elem(tensor.elem)
-            } else {
-                memory_elem(tensor.elem)
-            };
+            let elem = if in_bank { scalar_elem(tensor.elem) } else { memory_elem(tensor.elem) };
             let len = (!any).then(|| tensor.shape.iter().product());
             places.insert(id, params.len());
             let row_len = (any && tensor.role == Role::Table).then(|| tensor.shape[1..].iter().product());
-            params.push(Param {
-                name: tensor.name.clone(),
-                elem,
-                access,
-                len,
-                stride: None,
-                role,
-                row_len,
-            });
+            params.push(Param { name: tensor.name.clone(), elem, access, len, stride: None, role, row_len });
         }
         let mut counters = Vec::new();
         for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::BlockCount) {
             counters.push((id, params.len()));
             let (name, access, len) = (tensor.name.clone(), Access::Out, Some(COUNTER_BLOCKS));
-            params.push(Param { name, elem: Memory::I32, access, len, stride: None, role: Outer::Saved, row_len: None });
+            params.push(Param {
+                name,
+                elem: Memory::I32,
+                access,
+                len,
+                stride: None,
+                role: Outer::Saved,
+                row_len: None,
+            });
         }
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
-        let body = UpdateBody {
-            counters,
-            program: program.clone(),
-            len,
-            element,
-            params: places,
-            scalars,
-        };
-        let threads = if update.over == Over::Scalar {
-            1
-        } else {
-            ELEMENT_THREADS
-        };
+        let body = UpdateBody { counters, program: program.clone(), len, element, params: places, scalars };
+        let threads = if update.over == Over::Scalar { 1 } else { ELEMENT_THREADS };
         self.add_kernel(KernelPlan {
             symbol: names::kernel(&self.model.set, &update.name, ""),
             entry: update.name.clone(),
@@ -330,17 +285,20 @@ impl<'a> Planner<'a> {
         self.kernels.len() - 1
     }
 
-    fn add_update_node(&mut self, update: &Update, program: &Program, kernel: usize, group: Option<&Group>, part: Option<&Part<'_>>) {
+    fn add_update_node(
+        &mut self,
+        update: &Update,
+        program: &Program,
+        kernel: usize,
+        group: Option<&Group>,
+        part: Option<&Part<'_>>,
+    ) {
         let mut args = Vec::new();
         let mut needs = BTreeSet::new();
         for tensor in &program.tensors {
             match tensor.role {
                 Role::Table | Role::Input => {
-                    let source = update
-                        .read
-                        .iter()
-                        .find(|(name, _)| *name == tensor.name)
-                        .map(|(_, s)| s);
+                    let source = update.read.iter().find(|(name, _)| *name == tensor.name).map(|(_, s)| s);
                     args.push(self.source_arg(source, part, &mut needs));
                 }
                 Role::State => args.push(self.state_arg(update, &tensor.name, part)),
@@ -353,11 +311,8 @@ impl<'a> Planner<'a> {
         }
         let group_name = group.map(|g| g.name.as_str());
         args.extend(self.scalar_args(program, group_name));
-        let mut gives: BTreeSet<String> = update
-            .outputs
-            .iter()
-            .map(|(name, ..)| names::stage_value(&update.name, name))
-            .collect();
+        let mut gives: BTreeSet<String> =
+            update.outputs.iter().map(|(name, ..)| names::stage_value(&update.name, name)).collect();
         let mut writes = BTreeSet::new();
         match group {
             Some(_) => {
@@ -366,16 +321,16 @@ impl<'a> Planner<'a> {
                 needs.insert(READ.to_owned());
             }
             None => writes.extend(
-                self.model
-                    .states
-                    .iter()
-                    .filter(|s| s.writer.as_ref() == Some(&update.name))
-                    .map(|s| s.name.clone()),
+                self.model.states.iter().filter(|s| s.writer.as_ref() == Some(&update.name)).map(|s| s.name.clone()),
             ),
         }
         let (name, count) = match (group_name, part) {
-            (Some(g), Some(Part::Range(group))) => (format!("{}[{g}]", update.name), NodeCount::Fixed(group.range.1 - group.range.0)),
-            (_, Some(Part::Sub(sub))) => (format!("{}[{sub}]", update.name), NodeCount::Of(names::stage_value(sub, "params"))),
+            (Some(g), Some(Part::Range(group))) => {
+                (format!("{}[{g}]", update.name), NodeCount::Fixed(group.range.1 - group.range.0))
+            }
+            (_, Some(Part::Sub(sub))) => {
+                (format!("{}[{sub}]", update.name), NodeCount::Of(names::stage_value(sub, "params")))
+            }
             _ => (update.name.clone(), own_count(update)),
         };
         let reads = Self::scalar_reads(program, group_name);
@@ -397,7 +352,9 @@ impl<'a> Planner<'a> {
 
     /// Launches that keep a counter, in the order of groups and sub-buffers: each has room of its own.
     fn counting_launches(&self, counter: &str) -> Vec<(String, Option<String>)> {
-        let counts = |g: &&Group| self.model.updates.iter().any(|u| u.name == g.optimizer && u.counters.iter().any(|c| c == counter));
+        let counts = |g: &&Group| {
+            self.model.updates.iter().any(|u| u.name == g.optimizer && u.counters.iter().any(|c| c == counter))
+        };
         let mut launches = Vec::new();
         for group in self.model.groups.iter().filter(counts) {
             for part in self.parts(Some(group)) {
@@ -410,7 +367,8 @@ impl<'a> Planner<'a> {
 
     fn counter_arg(&self, counter: &str, group: Option<&Group>, part: Option<&Part<'_>>) -> Place {
         let sub = if let Some(Part::Sub(sub)) = part { Some(*sub) } else { None };
-        let is_own = |(name, s): &(String, Option<String>)| group.is_some_and(|g| g.name == *name) && s.as_deref() == sub;
+        let is_own =
+            |(name, s): &(String, Option<String>)| group.is_some_and(|g| g.name == *name) && s.as_deref() == sub;
         let place = self.counting_launches(counter).iter().position(is_own).unwrap_or(0);
         (counter.to_owned(), place * COUNTER_BLOCKS)
     }
@@ -444,7 +402,12 @@ impl<'a> Planner<'a> {
         }
     }
 
-    pub(super) fn source_arg(&self, source: Option<&Source>, part: Option<&Part<'_>>, needs: &mut BTreeSet<String>) -> Place {
+    pub(super) fn source_arg(
+        &self,
+        source: Option<&Source>,
+        part: Option<&Part<'_>>,
+        needs: &mut BTreeSet<String>,
+    ) -> Place {
         let array = |whole: &str, name: &str| match part {
             Some(Part::Sub(sub)) => (names::stage_value(sub, name), 0),
             Some(Part::Range(group)) => (whole.to_owned(), group.range.0),
@@ -505,11 +468,7 @@ impl<'a> Planner<'a> {
     }
 
     fn add_stage_buffers(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) {
-        let batched = |shape: &[usize]| {
-            std::iter::once(network.batch)
-                .chain(shape.iter().copied())
-                .collect::<Vec<_>>()
-        };
+        let batched = |shape: &[usize]| std::iter::once(network.batch).chain(shape.iter().copied()).collect::<Vec<_>>();
         for tensor in eq.forward.tensors.iter().filter(|t| t.role == Role::Output) {
             self.add_buffer(
                 &names::stage_value(&stage.name, &tensor.name),
@@ -556,13 +515,8 @@ impl<'a> Planner<'a> {
 
     fn add_adjoint(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) -> Option<usize> {
         let adjoint = eq.adjoint.as_ref()?;
-        let planned = block::plan(
-            &adjoint.program,
-            &BTreeSet::new(),
-            network.batch,
-            param_total(network),
-            stage.threads,
-        );
+        let planned =
+            block::plan(&adjoint.program, &BTreeSet::new(), network.batch, param_total(network), stage.threads);
         let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, planned, "adjoint");
         needs.extend(
             eq.forward
@@ -571,11 +525,7 @@ impl<'a> Planner<'a> {
                 .filter(|t| t.role == Role::Output)
                 .map(|t| names::stage_value(&stage.name, &t.name)),
         );
-        let mut gives: BTreeSet<String> = eq
-            .wanted
-            .iter()
-            .map(|i| names::stage_cotangent(&stage.name, i))
-            .collect();
+        let mut gives: BTreeSet<String> = eq.wanted.iter().map(|i| names::stage_cotangent(&stage.name, i)).collect();
         gives.extend([SCRATCH.to_owned(), READ.to_owned()]);
         self.add_block_node(stage, &adjoint.program, kernel, args, needs, gives, "adjoint");
         Some(kernel)
@@ -652,15 +602,13 @@ impl<'a> Planner<'a> {
         match tensor.role {
             Role::Input | Role::Table => self.wire_arg(network, stage, &tensor.name, needs),
             Role::Param => (String::from("params"), param_offset(network, &own(&tensor.name))),
-            Role::ParamGradient { of } => (
-                String::from("gradient_scratch"),
-                param_offset(network, &own(&program.tensors[of].name)),
-            ),
+            Role::ParamGradient { of } => {
+                (String::from("gradient_scratch"), param_offset(network, &own(&program.tensors[of].name)))
+            }
             Role::Output => (String::from(&own(&tensor.name)), 0),
-            Role::CotangentOut { of } => (
-                String::from(&names::stage_cotangent(&stage.name, &program.tensors[of].name)),
-                0,
-            ),
+            Role::CotangentOut { of } => {
+                (String::from(&names::stage_cotangent(&stage.name, &program.tensors[of].name)), 0)
+            }
             Role::CotangentIn { of, reader } => {
                 self.cotangent_arg(network, eq, &program.tensors[of].name, reader, needs)
             }
@@ -671,9 +619,7 @@ impl<'a> Planner<'a> {
                 (String::from(&names::stage_saved(&stage.name, &tensor.name)), 0)
             }
             _ => {
-                let shape: Vec<usize> = std::iter::once(network.batch)
-                    .chain(tensor.shape.iter().copied())
-                    .collect();
+                let shape: Vec<usize> = std::iter::once(network.batch).chain(tensor.shape.iter().copied()).collect();
                 let name = format!("{}.{what}.{}", stage.name, tensor.name);
                 self.add_buffer(&name, shape, memory_elem(tensor.elem));
                 (name, 0)
@@ -764,11 +710,8 @@ impl<'a> Planner<'a> {
 
     fn add_optimizers(&mut self) {
         let model = self.model;
-        for (update, program) in model
-            .updates
-            .iter()
-            .zip(&self.equations.updates)
-            .filter(|(u, _)| u.over == Over::Group)
+        for (update, program) in
+            model.updates.iter().zip(&self.equations.updates).filter(|(u, _)| u.over == Over::Group)
         {
             let kernel = self.add_update_kernel(update, program);
             for group in model.groups.iter().filter(|g| g.optimizer == update.name) {
@@ -783,11 +726,7 @@ impl<'a> Planner<'a> {
         let Some(network) = &self.model.network else { return };
         for buffer in &self.buffers {
             if buffer.shape.iter().product::<usize>() > i32::MAX as usize {
-                report.push(
-                    Code::IndexTooLarge,
-                    &network.loc,
-                    format!("`{}` {:?}", buffer.name, buffer.shape),
-                );
+                report.push(Code::IndexTooLarge, &network.loc, format!("`{}` {:?}", buffer.name, buffer.shape));
             }
         }
     }
@@ -808,14 +747,7 @@ impl<'a> Planner<'a> {
         let train = launches(&self.nodes, &sorted, &before, place, |_| true);
         let evaluate = launches(&self.nodes, &sorted, &before, place, |n| n.evaluates);
         let resets = resets(&self);
-        Plan {
-            buffers: self.buffers,
-            kernels: self.kernels,
-            train,
-            evaluate,
-            stages,
-            resets,
-        }
+        Plan { buffers: self.buffers, kernels: self.kernels, train, evaluate, stages, resets }
     }
 }
 
@@ -849,22 +781,12 @@ fn launches(
 fn resets(p: &Planner<'_>) -> Vec<Reset> {
     let mut resets = Vec::new();
     for slot in p.model.slots.iter().filter(|s| !s.reserved) {
-        resets.push(Reset {
-            name: slot.name.clone(),
-            when: when(slot.reset),
-            parts: slot_parts(p, slot),
-        });
+        resets.push(Reset { name: slot.name.clone(), when: when(slot.reset), parts: slot_parts(p, slot) });
     }
     for state in &p.model.states {
-        let parts = vec![ResetPart {
-            int: state.elem == Elem::Int,
-            ..part(p.buffer("state"), state.word, 1, state.init)
-        }];
-        resets.push(Reset {
-            name: state.name.clone(),
-            when: when(state.reset),
-            parts,
-        });
+        let parts =
+            vec![ResetPart { int: state.elem == Elem::Int, ..part(p.buffer("state"), state.word, 1, state.init) }];
+        resets.push(Reset { name: state.name.clone(), when: when(state.reset), parts });
     }
     for counter in p.model.updates.iter().flat_map(|u| &u.counters).collect::<BTreeSet<_>>() {
         let buffer = p.buffer(counter);
@@ -878,11 +800,7 @@ fn resets(p: &Planner<'_>) -> Vec<Reset> {
             let name = names::update_state(&update.name, name);
             let buffer = p.buffer(&name);
             let parts = vec![part(buffer, 0, p.buffers[buffer].shape.iter().product(), *init)];
-            resets.push(Reset {
-                name,
-                when: when(*reset),
-                parts,
-            });
+            resets.push(Reset { name, when: when(*reset), parts });
         }
     }
     resets
@@ -906,13 +824,7 @@ fn slot_parts(p: &Planner<'_>, slot: &Slot) -> Vec<ResetPart> {
 }
 
 fn part(buffer: usize, start: usize, len: usize, value: f64) -> ResetPart {
-    ResetPart {
-        buffer,
-        start,
-        len,
-        value,
-        int: false,
-    }
+    ResetPart { buffer, start, len, value, int: false }
 }
 
 fn when(reset: entries::Reset) -> When {
@@ -926,17 +838,12 @@ fn when(reset: entries::Reset) -> When {
 /// Tensors that the forward kernel stores for the adjoint, outputs aside.
 fn kept(eq: &StageEquations) -> BTreeSet<TensorId> {
     let saved = eq.adjoint.iter().flat_map(|a| a.saved.iter().copied());
-    saved
-        .filter(|id| eq.forward.tensors[*id].role != Role::Output)
-        .collect()
+    saved.filter(|id| eq.forward.tensors[*id].role != Role::Output).collect()
 }
 
 /// Parameter and tensor of each pointer of a block kernel.
 fn pointer_tensors(body: &BlockBody) -> Vec<(usize, TensorId)> {
-    body.homes
-        .iter()
-        .filter_map(|(id, home)| Some((home.global?, *id)))
-        .collect()
+    body.homes.iter().filter_map(|(id, home)| Some((home.global?, *id))).collect()
 }
 
 fn own_count(update: &Update) -> NodeCount {

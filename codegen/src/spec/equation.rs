@@ -34,10 +34,7 @@ impl Text {
     /// The place of a byte range of the text.
     pub fn at(&self, range: std::ops::Range<usize>) -> Loc {
         match (self.offsets.get(range.start), self.offsets.get(range.end)) {
-            (Some(&start), Some(&end)) if start < end => Loc {
-                file: self.loc.file,
-                range: start..end,
-            },
+            (Some(&start), Some(&end)) if start < end => Loc { file: self.loc.file, range: start..end },
             _ => self.loc.clone(),
         }
     }
@@ -168,11 +165,7 @@ pub fn parse_statements(text: &Text, report: &mut Report) -> Vec<Statement> {
 pub fn parse_expr(text: &Text, report: &mut Report) -> Option<Expr> {
     parse_with(text, report, |input| {
         let expr = Reader::new(text).or(input)?;
-        if input.is_empty() {
-            Ok(expr)
-        } else {
-            Err(input.error("expected an operator or the end"))
-        }
+        if input.is_empty() { Ok(expr) } else { Err(input.error("expected an operator or the end")) }
     })
 }
 
@@ -245,10 +238,7 @@ fn parse_with<T>(
             return None;
         }
     };
-    parser
-        .parse2(tokens)
-        .map_err(|error| report_syntax(text, &error, report))
-        .ok()
+    parser.parse2(tokens).map_err(|error| report_syntax(text, &error, report)).ok()
 }
 
 /// A letter as it is, a control character by its number.
@@ -344,10 +334,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn new(text: &'a Text) -> Self {
-        Self {
-            text,
-            parts: Cell::new(0),
-        }
+        Self { text, parts: Cell::new(0) }
     }
 
     fn count(&self, span: Span) -> syn::Result<()> {
@@ -384,12 +371,9 @@ impl<'a> Reader<'a> {
 
     fn statement(&self, input: ParseStream<'_>) -> syn::Result<Statement> {
         let target = self.target(input)?;
-        input.parse::<Token![=]>().map_err(|e| {
-            syn::Error::new(
-                e.span(),
-                "expected `=` after the name, as in `name[index] = expression`",
-            )
-        })?;
+        input
+            .parse::<Token![=]>()
+            .map_err(|e| syn::Error::new(e.span(), "expected `=` after the name, as in `name[index] = expression`"))?;
         let value = self.or(input)?;
         let when = match input.peek(Ident::peek_any) && input.fork().call(Ident::parse_any)? == "when" {
             true => {
@@ -409,9 +393,8 @@ impl<'a> Reader<'a> {
         let count = ident == "count" && input.peek(Token![.]);
         if next || count {
             input.parse::<Token![.]>()?;
-            ident = input
-                .call(Ident::parse_any)
-                .map_err(|e| syn::Error::new(e.span(), "expected the name of a state"))?;
+            ident =
+                input.call(Ident::parse_any).map_err(|e| syn::Error::new(e.span(), "expected the name of a state"))?;
         }
         let mut indices = Vec::new();
         if input.peek(syn::token::Bracket) {
@@ -426,10 +409,7 @@ impl<'a> Reader<'a> {
                 indices.push(index);
             }
         }
-        Ok(Target { next, count,
-            name: self.name(&ident)?,
-            indices,
-        })
+        Ok(Target { next, count, name: self.name(&ident)?, indices })
     }
 
     fn or(&self, input: ParseStream<'_>) -> syn::Result<Expr> {
@@ -500,10 +480,7 @@ impl<'a> Reader<'a> {
         self.count(span)?;
         let inner = self.unary(input)?;
         let loc = join(&self.loc(span), &inner.loc);
-        Ok(Expr {
-            kind: ExprKind::Unary(op, Box::new(inner)),
-            loc,
-        })
+        Ok(Expr { kind: ExprKind::Unary(op, Box::new(inner)), loc })
     }
 
     fn atom(&self, input: ParseStream<'_>) -> syn::Result<Expr> {
@@ -523,9 +500,8 @@ impl<'a> Reader<'a> {
                 Err(inner.error("expected an operator or `)`"))
             };
         }
-        let ident = input
-            .call(Ident::parse_any)
-            .map_err(|e| syn::Error::new(e.span(), "expected a number, a name or `(`"))?;
+        let ident =
+            input.call(Ident::parse_any).map_err(|e| syn::Error::new(e.span(), "expected a number, a name or `(`"))?;
         self.named(self.name(&ident)?, input)
     }
 
@@ -535,27 +511,18 @@ impl<'a> Reader<'a> {
             let inner;
             let end = bracketed!(inner in input).span.close();
             let args = self.list(&inner)?;
-            return Ok(Expr {
-                kind: ExprKind::Index(name, args),
-                loc: join(&loc, &self.loc(end)),
-            });
+            return Ok(Expr { kind: ExprKind::Index(name, args), loc: join(&loc, &self.loc(end)) });
         }
         if input.peek(syn::token::Paren) {
             let inner;
             let end = parenthesized!(inner in input).span.close();
             let args = self.list(&inner)?;
-            return Ok(Expr {
-                kind: ExprKind::Call(name, args),
-                loc: join(&loc, &self.loc(end)),
-            });
+            return Ok(Expr { kind: ExprKind::Call(name, args), loc: join(&loc, &self.loc(end)) });
         }
         if input.peek(Token![.]) {
             return self.read(&name, input);
         }
-        Ok(Expr {
-            kind: ExprKind::Name(name.text),
-            loc,
-        })
+        Ok(Expr { kind: ExprKind::Name(name.text), loc })
     }
 
     fn read(&self, scope: &Name, input: ParseStream<'_>) -> syn::Result<Expr> {
@@ -575,19 +542,15 @@ impl<'a> Reader<'a> {
         if input.peek(syn::token::Bracket) {
             let inner;
             let end = bracketed!(inner in input).span.close();
-            let ident = inner
-                .call(Ident::parse_any)
-                .map_err(|e| syn::Error::new(e.span(), "expected the name of a group"))?;
+            let ident =
+                inner.call(Ident::parse_any).map_err(|e| syn::Error::new(e.span(), "expected the name of a group"))?;
             member = Some(self.name(&ident)?);
             if !inner.is_empty() {
                 return Err(inner.error("expected `]`: a slot has one member a group"));
             }
             loc = join(&loc, &self.loc(end));
         }
-        Ok(Expr {
-            kind: ExprKind::Read(when, name, member),
-            loc,
-        })
+        Ok(Expr { kind: ExprKind::Read(when, name, member), loc })
     }
 
     fn list(&self, input: ParseStream<'_>) -> syn::Result<Vec<Expr>> {
@@ -645,15 +608,9 @@ fn comparison_op(input: ParseStream<'_>) -> syn::Result<Option<BinaryOp>> {
 
 fn binary(op: BinaryOp, left: Expr, right: Expr) -> Expr {
     let loc = join(&left.loc, &right.loc);
-    Expr {
-        kind: ExprKind::Binary(op, Box::new(left), Box::new(right)),
-        loc,
-    }
+    Expr { kind: ExprKind::Binary(op, Box::new(left), Box::new(right)), loc }
 }
 
 fn join(a: &Loc, b: &Loc) -> Loc {
-    Loc {
-        file: a.file,
-        range: a.range.start.min(b.range.start)..a.range.end.max(b.range.end),
-    }
+    Loc { file: a.file, range: a.range.start.min(b.range.start)..a.range.end.max(b.range.end) }
 }

@@ -38,9 +38,7 @@ impl SetFiles {
 
     /// A set given as texts, for tests and tools.
     pub fn from_texts<'a>(texts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        Self {
-            files: texts.into_iter().map(|(p, t)| (p.to_owned(), t.to_owned())).collect(),
-        }
+        Self { files: texts.into_iter().map(|(p, t)| (p.to_owned(), t.to_owned())).collect() }
     }
 
     /// The manifest's `include`, without further checks; nothing where it cannot be read.
@@ -153,17 +151,7 @@ pub fn read(set: &SetFiles, included: &[SetFiles]) -> Result<Spec, Diagnostics> 
 }
 
 /// Kinds of entry.
-const KINDS: &[&str] = &[
-    "const",
-    "slot",
-    "state",
-    "smoothing",
-    "producer",
-    "block",
-    "update",
-    "group",
-    "model",
-];
+const KINDS: &[&str] = &["const", "slot", "state", "smoothing", "producer", "block", "update", "group", "model"];
 
 #[derive(Default)]
 struct SpecReader {
@@ -210,22 +198,12 @@ impl SpecReader {
             }
             Ok(manifest) => {
                 if *manifest.version.get_ref() != 1 {
-                    let loc = Loc {
-                        file,
-                        range: manifest.version.span(),
-                    };
-                    self.report
-                        .push(Code::VersionUnknown, &loc, "this generator reads version 1");
+                    let loc = Loc { file, range: manifest.version.span() };
+                    self.report.push(Code::VersionUnknown, &loc, "this generator reads version 1");
                 }
                 if own {
-                    let loc = Loc {
-                        file,
-                        range: manifest.name.span(),
-                    };
-                    self.set = Some(Set {
-                        name: manifest.name.into_inner(),
-                        loc,
-                    });
+                    let loc = Loc { file, range: manifest.name.span() };
+                    self.set = Some(Set { name: manifest.name.into_inner(), loc });
                 }
             }
         }
@@ -262,13 +240,9 @@ impl SpecReader {
 
     fn finish(mut self) -> Result<Spec, Diagnostics> {
         if self.set.is_none() && self.report.is_empty() {
-            self.report
-                .push_global(Code::SetUnreadable, "the folder has no `unio.toml`");
+            self.report.push_global(Code::SetUnreadable, "the folder has no `unio.toml`");
         }
-        let set = self.set.unwrap_or(Set {
-            name: String::new(),
-            loc: Loc::default(),
-        });
+        let set = self.set.unwrap_or(Set { name: String::new(), loc: Loc::default() });
         let files = self.files.clone();
         let spec = Spec {
             set,
@@ -298,24 +272,14 @@ struct At<'a> {
 fn entries<T: DeserializeOwned>(at: At<'_>, value: Spanned<DeValue<'_>>, out: &mut Vec<Entry<T>>, report: &mut Report) {
     let whole = value.span();
     let DeValue::Table(table) = value.into_inner() else {
-        let loc = Loc {
-            file: at.file,
-            range: whole,
-        };
+        let loc = Loc { file: at.file, range: whole };
         return report.push(Code::ValueUnfit, &loc, "entries are expected here, as in `[kind.name]`");
     };
     for (name, value) in table {
-        let loc = Loc {
-            file: at.file,
-            range: name.span(),
-        };
+        let loc = Loc { file: at.file, range: name.span() };
         let range = value.span();
         match T::deserialize(ValueDeserializer::from(value)) {
-            Ok(keys) => out.push(Entry {
-                name: name.into_inner().into_owned(),
-                loc,
-                keys,
-            }),
+            Ok(keys) => out.push(Entry { name: name.into_inner().into_owned(), loc, keys }),
             Err(error) => {
                 let range = narrow(error.span().unwrap_or(range), at.files.get(at.file).text.as_str());
                 shape_error(&error, &Loc { file: at.file, range }, report);
@@ -432,10 +396,7 @@ fn written_as(raw: &str, letter: char, escapes: bool) -> Option<(usize, usize)> 
 
 /// Place of a spanned string.
 pub fn loc_of<T>(file: usize, value: &Spanned<T>) -> Loc {
-    Loc {
-        file,
-        range: value.span(),
-    }
+    Loc { file, range: value.span() }
 }
 
 /// The keys of a map, as owned names with places.

@@ -135,7 +135,7 @@ UNIO_KERNEL(32) perception_cfc_adjoint(
     UNIO_OUT(real, d_w_h),
     UNIO_OUT(real, d_w_x)
 ) {
-    UNIO_SHARED(real, d_h_next_s, 0 * sizeof(real));
+    UNIO_SHARED(real, d_h_carried_s, 0 * sizeof(real));
     UNIO_SHARED(real, d_s_part1_s, 24 * sizeof(real));
     UNIO_SHARED(real, d_t_a_s, 504 * sizeof(real));
     UNIO_SHARED(real, d_f_2_part1_s, 984 * sizeof(real));
@@ -163,13 +163,13 @@ UNIO_KERNEL(32) perception_cfc_adjoint(
     d_w_x = d_w_x + size_t(blockIdx.x) * 3706;
     if (threadIdx.x < 24) {
         const int k = threadIdx.x;
-        const real d_h_next_ = real(0);
-        d_h_next_s[k] = d_h_next_;
+        const real d_h_carried_ = real(0);
+        d_h_carried_s[k] = d_h_carried_;
     }
     for (int step = 19; step >= 0; --step) {
         if (threadIdx.x < 24) {
             const int j = threadIdx.x;
-            const real d_h_next_total_ = d_h_next[step * 24 + j] + d_h_next_s[j];
+            const real d_h_next_total_ = d_h_next[step * 24 + j] + d_h_carried_s[j];
             const real d_s_ = unio_fma(d_h_next_total_, f_2[step * 24 + j], -(d_h_next_total_ * f_1[step * 24 + j]));
             const real d_s_part1_ = d_s_ * (s[step * 24 + j] * (real(1) - s[step * 24 + j]));
             d_s_part1_s[step * 24 + j] = d_s_part1_;
@@ -214,8 +214,8 @@ UNIO_KERNEL(32) perception_cfc_adjoint(
                 acc = unio_fma(d_u_3_part1_s[step * 24 + j], w_h[j * 24 + k], acc);
             }
             const real d_h_ = acc;
-            const real d_h_next_ = d_h_;
-            d_h_next_s[k] = d_h_next_;
+            const real d_h_carried_ = d_h_;
+            d_h_carried_s[k] = d_h_carried_;
         }
     }
     if (threadIdx.x < 24) {

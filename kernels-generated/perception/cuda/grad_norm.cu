@@ -19,7 +19,7 @@ UNIO_KERNEL(256) perception_grad_norm(
     for (int first = 0; first < n; first += 256) {
         const int e = int(first) + threadIdx.x;
         if (e < n) {
-            acc_0 = acc_0 + double(g[e] * g[e]);
+            acc_0 = acc_0 + (double(g[e]) * double(g[e]));
         }
     }
 
@@ -36,7 +36,7 @@ UNIO_KERNEL(256) perception_grad_norm(
 
     if (threadIdx.x == 0) {
         const real stat_0 = real(unio_sqrt(total_0));
-        const float grad_norm_x = stat_0;
+        const real grad_norm_x = stat_0;
         grad_norm_observed[0] = grad_norm_x;
         if (unio_isfinite(grad_norm_x)) {
             const real mean_ = grad_norm_slot[0];

@@ -33,8 +33,8 @@ UNIO_KERNEL(256) perception_group_oracle(
         const int e = int(first) + threadIdx.x;
         int counts_0_bin = UNIO_BINS;
         if (e < n) {
-            acc_1 = acc_1 + double(w[e] * g[e]);
-            acc_2 = acc_2 + double(w[e] * w[e]);
+            acc_1 = acc_1 + (double(w[e]) * double(g[e]));
+            acc_2 = acc_2 + (double(w[e]) * double(w[e]));
             const float counts_0_value = unio_abs(w[e]);
             counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
         }
@@ -96,7 +96,7 @@ UNIO_KERNEL(256) perception_group_oracle(
         const real stat_1 = real(total_1);
         const real stat_2 = real(total_2);
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
-        const float weight_bound_x = stat_0;
+        const real weight_bound_x = stat_0;
         weight_bound_observed[0] = weight_bound_x;
         if (unio_isfinite(weight_bound_x)) {
             const real mean_ = weight_bound_slot[0];
@@ -120,7 +120,7 @@ UNIO_KERNEL(256) perception_group_oracle(
         } else {
             weight_bound_skipped[0] = weight_bound_skipped[0] + 1;
         }
-        const float wd_rate_x = unio_abs(stat_1) / unio_max(stat_2, real(1e-8));
+        const real wd_rate_x = unio_abs(stat_1) / unio_max(stat_2, real(1e-8));
         wd_rate_observed[0] = wd_rate_x;
         if (unio_isfinite(wd_rate_x)) {
             const real mean_ = wd_rate_slot[0];

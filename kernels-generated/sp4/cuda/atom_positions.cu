@@ -250,7 +250,7 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
         const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
         const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
         const real stat_3 = stat_3_finite > 0 ? stat_3_value : unio_nan();
-        const float atom_pos_bound_b0_x = stat_0;
+        const real atom_pos_bound_b0_x = stat_0;
         atom_pos_bound_b0_observed[0] = atom_pos_bound_b0_x;
         if (unio_isfinite(atom_pos_bound_b0_x)) {
             const real mean_ = atom_pos_bound_b0_slot[0];
@@ -274,7 +274,7 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
         } else {
             atom_pos_bound_b0_skipped[0] = atom_pos_bound_b0_skipped[0] + 1;
         }
-        const float atom_pos_bound_b1_x = stat_1;
+        const real atom_pos_bound_b1_x = stat_1;
         atom_pos_bound_b1_observed[0] = atom_pos_bound_b1_x;
         if (unio_isfinite(atom_pos_bound_b1_x)) {
             const real mean_ = atom_pos_bound_b1_slot[0];
@@ -298,7 +298,7 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
         } else {
             atom_pos_bound_b1_skipped[0] = atom_pos_bound_b1_skipped[0] + 1;
         }
-        const float atom_pos_bound_b2_x = stat_2;
+        const real atom_pos_bound_b2_x = stat_2;
         atom_pos_bound_b2_observed[0] = atom_pos_bound_b2_x;
         if (unio_isfinite(atom_pos_bound_b2_x)) {
             const real mean_ = atom_pos_bound_b2_slot[0];
@@ -322,7 +322,7 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
         } else {
             atom_pos_bound_b2_skipped[0] = atom_pos_bound_b2_skipped[0] + 1;
         }
-        const float atom_pos_bound_b3_x = stat_3;
+        const real atom_pos_bound_b3_x = stat_3;
         atom_pos_bound_b3_observed[0] = atom_pos_bound_b3_x;
         if (unio_isfinite(atom_pos_bound_b3_x)) {
             const real mean_ = atom_pos_bound_b3_slot[0];

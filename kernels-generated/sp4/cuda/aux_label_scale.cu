@@ -80,7 +80,7 @@ UNIO_KERNEL(256) sp4_aux_label_scale_finish(
 
     if (threadIdx.x == 0) {
         const real stat_0 = real(total_0 / double(n));
-        const float aux_label_scale_x = stat_0;
+        const real aux_label_scale_x = stat_0;
         aux_label_scale_observed[0] = aux_label_scale_x;
         if (unio_isfinite(aux_label_scale_x)) {
             const real mean_ = aux_label_scale_slot[0];

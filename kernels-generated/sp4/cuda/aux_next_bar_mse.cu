@@ -36,7 +36,7 @@ UNIO_KERNEL(256) sp4_aux_next_bar_mse(
 
     if (threadIdx.x == 0) {
         const real stat_0 = real(total_0);
-        const float aux_next_bar_mse_x = stat_0;
+        const real aux_next_bar_mse_x = stat_0;
         aux_next_bar_mse_observed[0] = aux_next_bar_mse_x;
         if (unio_isfinite(aux_next_bar_mse_x)) {
             const real mean_ = aux_next_bar_mse_slot[0];

@@ -36,7 +36,7 @@ UNIO_KERNEL(256) sp4_aux_regime_ce(
 
     if (threadIdx.x == 0) {
         const real stat_0 = real(total_0);
-        const float aux_regime_ce_x = stat_0;
+        const real aux_regime_ce_x = stat_0;
         aux_regime_ce_observed[0] = aux_regime_ce_x;
         if (unio_isfinite(aux_regime_ce_x)) {
             const real mean_ = aux_regime_ce_slot[0];

@@ -21,7 +21,7 @@ UNIO_KERNEL(256) sp4_bound_raise(
     }
 
     if (threadIdx.x == 0) {
-        const float effective_bound_x = real(prev_deficit_steps[0]) >= real(50) ? unio_max(real(now_weight_bound[0]), real(observed_max_abs_w[0])) : real(now_weight_bound[0]);
+        const real effective_bound_x = real(prev_deficit_steps[0]) >= real(50) ? unio_max(real(now_weight_bound[0]), real(observed_max_abs_w[0])) : real(now_weight_bound[0]);
         effective_bound_observed[0] = effective_bound_x;
         if (!unio_isfinite(effective_bound_x)) {
             effective_bound_skipped[0] = effective_bound_skipped[0] + 1;

@@ -21,7 +21,7 @@ UNIO_KERNEL(256) sp4_deficit_run(
     }
 
     if (threadIdx.x == 0) {
-        const float deficit_steps_x = real(now_rate_deficit_ema[0]);
+        const real deficit_steps_x = real(now_rate_deficit_ema[0]);
         deficit_steps_observed[0] = deficit_steps_x;
         if (unio_isfinite(deficit_steps_x)) {
             const real mean_ = deficit_steps_slot[0];

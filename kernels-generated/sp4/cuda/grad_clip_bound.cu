@@ -36,7 +36,7 @@ UNIO_KERNEL(256) sp4_grad_clip_bound(
 
     if (threadIdx.x == 0) {
         const real stat_0 = real(total_0);
-        const float grad_clip_bound_x = stat_0;
+        const real grad_clip_bound_x = stat_0;
         grad_clip_bound_observed[0] = grad_clip_bound_x;
         if (unio_isfinite(grad_clip_bound_x)) {
             const real mean_ = grad_clip_bound_slot[0];

@@ -115,7 +115,7 @@ UNIO_KERNEL(256) sp4_h_s2_bound_finish(
 
     if (threadIdx.x == 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
-        const float h_s2_bound_x = stat_0;
+        const real h_s2_bound_x = stat_0;
         h_s2_bound_observed[0] = h_s2_bound_x;
         if (unio_isfinite(h_s2_bound_x)) {
             const real mean_ = h_s2_bound_slot[0];

@@ -17,7 +17,7 @@ UNIO_KERNEL(256) sp4_h_s2_rms_ema_count(
     for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
         const int e = int(first) + threadIdx.x;
         if (e < n) {
-            acc_0 = acc_0 + double(h[e] * h[e]);
+            acc_0 = acc_0 + (double(h[e]) * double(h[e]));
         }
     }
 
@@ -80,7 +80,7 @@ UNIO_KERNEL(256) sp4_h_s2_rms_ema_finish(
 
     if (threadIdx.x == 0) {
         const real stat_0 = real(unio_sqrt(total_0 / double(n)));
-        const float h_s2_rms_ema_x = stat_0;
+        const real h_s2_rms_ema_x = stat_0;
         h_s2_rms_ema_observed[0] = h_s2_rms_ema_x;
         if (unio_isfinite(h_s2_rms_ema_x)) {
             const real mean_ = h_s2_rms_ema_slot[0];

@@ -24,22 +24,22 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_count(
             for (int a = 0; a < 12; ++a) {
                 acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
             }
-            acc_0 = acc_0 + double(acc * real(0.08333333333333333));
+            acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
             real acc2 = real(0);
             for (int a = 0; a < 12; ++a) {
                 acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
             }
-            acc_1 = acc_1 + double(acc2 * real(0.08333333333333333));
+            acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
             real acc3 = real(0);
             for (int a = 0; a < 12; ++a) {
                 acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
             }
-            acc_2 = acc_2 + double(acc3 * real(0.08333333333333333));
+            acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
             real acc4 = real(0);
             for (int a = 0; a < 12; ++a) {
                 acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
             }
-            acc_3 = acc_3 + double(acc4 * real(0.08333333333333333));
+            acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
         }
     }
 
@@ -186,7 +186,7 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_finish(
         const real stat_1 = real(total_1 / double(n));
         const real stat_2 = real(total_2 / double(n));
         const real stat_3 = real(total_3 / double(n));
-        const float iqn_q_p05_x = stat_0;
+        const real iqn_q_p05_x = stat_0;
         iqn_q_p05_observed[0] = iqn_q_p05_x;
         if (unio_isfinite(iqn_q_p05_x)) {
             const real mean_ = iqn_q_p05_slot[0];
@@ -210,7 +210,7 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_finish(
         } else {
             iqn_q_p05_skipped[0] = iqn_q_p05_skipped[0] + 1;
         }
-        const float iqn_q_p25_x = stat_1;
+        const real iqn_q_p25_x = stat_1;
         iqn_q_p25_observed[0] = iqn_q_p25_x;
         if (unio_isfinite(iqn_q_p25_x)) {
             const real mean_ = iqn_q_p25_slot[0];
@@ -234,7 +234,7 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_finish(
         } else {
             iqn_q_p25_skipped[0] = iqn_q_p25_skipped[0] + 1;
         }
-        const float iqn_q_p75_x = stat_2;
+        const real iqn_q_p75_x = stat_2;
         iqn_q_p75_observed[0] = iqn_q_p75_x;
         if (unio_isfinite(iqn_q_p75_x)) {
             const real mean_ = iqn_q_p75_slot[0];
@@ -258,7 +258,7 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_finish(
         } else {
             iqn_q_p75_skipped[0] = iqn_q_p75_skipped[0] + 1;
         }
-        const float iqn_q_p95_x = stat_3;
+        const real iqn_q_p95_x = stat_3;
         iqn_q_p95_observed[0] = iqn_q_p95_x;
         if (unio_isfinite(iqn_q_p95_x)) {
             const real mean_ = iqn_q_p95_slot[0];

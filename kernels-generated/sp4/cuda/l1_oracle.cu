@@ -68,54 +68,54 @@ UNIO_KERNEL(256) sp4_l1_oracle_count(
     for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
         const int e = int(first) + threadIdx.x;
         if (e < n) {
-            acc_0 = acc_0 + double(g[e * 48 + unio_row(0, 48)] * g[e * 48 + unio_row(0, 48)]);
-            acc_1 = acc_1 + double(g[e * 48 + unio_row(1, 48)] * g[e * 48 + unio_row(1, 48)]);
-            acc_2 = acc_2 + double(g[e * 48 + unio_row(2, 48)] * g[e * 48 + unio_row(2, 48)]);
-            acc_3 = acc_3 + double(g[e * 48 + unio_row(3, 48)] * g[e * 48 + unio_row(3, 48)]);
-            acc_4 = acc_4 + double(g[e * 48 + unio_row(4, 48)] * g[e * 48 + unio_row(4, 48)]);
-            acc_5 = acc_5 + double(g[e * 48 + unio_row(5, 48)] * g[e * 48 + unio_row(5, 48)]);
-            acc_6 = acc_6 + double(g[e * 48 + unio_row(6, 48)] * g[e * 48 + unio_row(6, 48)]);
-            acc_7 = acc_7 + double(g[e * 48 + unio_row(7, 48)] * g[e * 48 + unio_row(7, 48)]);
-            acc_8 = acc_8 + double(g[e * 48 + unio_row(8, 48)] * g[e * 48 + unio_row(8, 48)]);
-            acc_9 = acc_9 + double(g[e * 48 + unio_row(9, 48)] * g[e * 48 + unio_row(9, 48)]);
-            acc_10 = acc_10 + double(g[e * 48 + unio_row(10, 48)] * g[e * 48 + unio_row(10, 48)]);
-            acc_11 = acc_11 + double(g[e * 48 + unio_row(11, 48)] * g[e * 48 + unio_row(11, 48)]);
-            acc_12 = acc_12 + double(g[e * 48 + unio_row(12, 48)] * g[e * 48 + unio_row(12, 48)]);
-            acc_13 = acc_13 + double(g[e * 48 + unio_row(13, 48)] * g[e * 48 + unio_row(13, 48)]);
-            acc_14 = acc_14 + double(g[e * 48 + unio_row(14, 48)] * g[e * 48 + unio_row(14, 48)]);
-            acc_15 = acc_15 + double(g[e * 48 + unio_row(15, 48)] * g[e * 48 + unio_row(15, 48)]);
-            acc_16 = acc_16 + double(g[e * 48 + unio_row(16, 48)] * g[e * 48 + unio_row(16, 48)]);
-            acc_17 = acc_17 + double(g[e * 48 + unio_row(17, 48)] * g[e * 48 + unio_row(17, 48)]);
-            acc_18 = acc_18 + double(g[e * 48 + unio_row(18, 48)] * g[e * 48 + unio_row(18, 48)]);
-            acc_19 = acc_19 + double(g[e * 48 + unio_row(19, 48)] * g[e * 48 + unio_row(19, 48)]);
-            acc_20 = acc_20 + double(g[e * 48 + unio_row(20, 48)] * g[e * 48 + unio_row(20, 48)]);
-            acc_21 = acc_21 + double(g[e * 48 + unio_row(21, 48)] * g[e * 48 + unio_row(21, 48)]);
-            acc_22 = acc_22 + double(g[e * 48 + unio_row(22, 48)] * g[e * 48 + unio_row(22, 48)]);
-            acc_23 = acc_23 + double(g[e * 48 + unio_row(23, 48)] * g[e * 48 + unio_row(23, 48)]);
-            acc_24 = acc_24 + double(g[e * 48 + unio_row(24, 48)] * g[e * 48 + unio_row(24, 48)]);
-            acc_25 = acc_25 + double(g[e * 48 + unio_row(25, 48)] * g[e * 48 + unio_row(25, 48)]);
-            acc_26 = acc_26 + double(g[e * 48 + unio_row(26, 48)] * g[e * 48 + unio_row(26, 48)]);
-            acc_27 = acc_27 + double(g[e * 48 + unio_row(27, 48)] * g[e * 48 + unio_row(27, 48)]);
-            acc_28 = acc_28 + double(g[e * 48 + unio_row(28, 48)] * g[e * 48 + unio_row(28, 48)]);
-            acc_29 = acc_29 + double(g[e * 48 + unio_row(29, 48)] * g[e * 48 + unio_row(29, 48)]);
-            acc_30 = acc_30 + double(g[e * 48 + unio_row(30, 48)] * g[e * 48 + unio_row(30, 48)]);
-            acc_31 = acc_31 + double(g[e * 48 + unio_row(31, 48)] * g[e * 48 + unio_row(31, 48)]);
-            acc_32 = acc_32 + double(g[e * 48 + unio_row(32, 48)] * g[e * 48 + unio_row(32, 48)]);
-            acc_33 = acc_33 + double(g[e * 48 + unio_row(33, 48)] * g[e * 48 + unio_row(33, 48)]);
-            acc_34 = acc_34 + double(g[e * 48 + unio_row(34, 48)] * g[e * 48 + unio_row(34, 48)]);
-            acc_35 = acc_35 + double(g[e * 48 + unio_row(35, 48)] * g[e * 48 + unio_row(35, 48)]);
-            acc_36 = acc_36 + double(g[e * 48 + unio_row(36, 48)] * g[e * 48 + unio_row(36, 48)]);
-            acc_37 = acc_37 + double(g[e * 48 + unio_row(37, 48)] * g[e * 48 + unio_row(37, 48)]);
-            acc_38 = acc_38 + double(g[e * 48 + unio_row(38, 48)] * g[e * 48 + unio_row(38, 48)]);
-            acc_39 = acc_39 + double(g[e * 48 + unio_row(39, 48)] * g[e * 48 + unio_row(39, 48)]);
-            acc_40 = acc_40 + double(g[e * 48 + unio_row(40, 48)] * g[e * 48 + unio_row(40, 48)]);
-            acc_41 = acc_41 + double(g[e * 48 + unio_row(41, 48)] * g[e * 48 + unio_row(41, 48)]);
-            acc_42 = acc_42 + double(g[e * 48 + unio_row(42, 48)] * g[e * 48 + unio_row(42, 48)]);
-            acc_43 = acc_43 + double(g[e * 48 + unio_row(43, 48)] * g[e * 48 + unio_row(43, 48)]);
-            acc_44 = acc_44 + double(g[e * 48 + unio_row(44, 48)] * g[e * 48 + unio_row(44, 48)]);
-            acc_45 = acc_45 + double(g[e * 48 + unio_row(45, 48)] * g[e * 48 + unio_row(45, 48)]);
-            acc_46 = acc_46 + double(g[e * 48 + unio_row(46, 48)] * g[e * 48 + unio_row(46, 48)]);
-            acc_47 = acc_47 + double(g[e * 48 + unio_row(47, 48)] * g[e * 48 + unio_row(47, 48)]);
+            acc_0 = acc_0 + (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)]));
+            acc_1 = acc_1 + (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)]));
+            acc_2 = acc_2 + (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)]));
+            acc_3 = acc_3 + (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)]));
+            acc_4 = acc_4 + (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)]));
+            acc_5 = acc_5 + (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)]));
+            acc_6 = acc_6 + (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)]));
+            acc_7 = acc_7 + (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)]));
+            acc_8 = acc_8 + (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)]));
+            acc_9 = acc_9 + (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)]));
+            acc_10 = acc_10 + (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)]));
+            acc_11 = acc_11 + (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)]));
+            acc_12 = acc_12 + (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)]));
+            acc_13 = acc_13 + (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)]));
+            acc_14 = acc_14 + (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)]));
+            acc_15 = acc_15 + (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)]));
+            acc_16 = acc_16 + (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)]));
+            acc_17 = acc_17 + (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)]));
+            acc_18 = acc_18 + (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)]));
+            acc_19 = acc_19 + (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)]));
+            acc_20 = acc_20 + (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)]));
+            acc_21 = acc_21 + (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)]));
+            acc_22 = acc_22 + (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)]));
+            acc_23 = acc_23 + (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)]));
+            acc_24 = acc_24 + (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)]));
+            acc_25 = acc_25 + (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)]));
+            acc_26 = acc_26 + (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)]));
+            acc_27 = acc_27 + (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)]));
+            acc_28 = acc_28 + (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)]));
+            acc_29 = acc_29 + (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)]));
+            acc_30 = acc_30 + (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)]));
+            acc_31 = acc_31 + (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)]));
+            acc_32 = acc_32 + (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)]));
+            acc_33 = acc_33 + (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)]));
+            acc_34 = acc_34 + (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)]));
+            acc_35 = acc_35 + (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)]));
+            acc_36 = acc_36 + (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)]));
+            acc_37 = acc_37 + (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)]));
+            acc_38 = acc_38 + (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)]));
+            acc_39 = acc_39 + (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)]));
+            acc_40 = acc_40 + (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)]));
+            acc_41 = acc_41 + (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)]));
+            acc_42 = acc_42 + (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)]));
+            acc_43 = acc_43 + (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)]));
+            acc_44 = acc_44 + (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)]));
+            acc_45 = acc_45 + (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)]));
+            acc_46 = acc_46 + (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)]));
+            acc_47 = acc_47 + (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)]));
         }
     }
 
@@ -1410,257 +1410,257 @@ UNIO_KERNEL(256) sp4_l1_oracle_finish(
         const real stat_45 = real(total_45);
         const real stat_46 = real(total_46);
         const real stat_47 = real(total_47);
-        const float column_norm_0_x = unio_sqrt(stat_0);
+        const real column_norm_0_x = unio_sqrt(stat_0);
         column_norm_0_observed[0] = column_norm_0_x;
         if (!unio_isfinite(column_norm_0_x)) {
             column_norm_0_skipped[0] = column_norm_0_skipped[0] + 1;
         }
-        const float column_norm_1_x = unio_sqrt(stat_1);
+        const real column_norm_1_x = unio_sqrt(stat_1);
         column_norm_1_observed[0] = column_norm_1_x;
         if (!unio_isfinite(column_norm_1_x)) {
             column_norm_1_skipped[0] = column_norm_1_skipped[0] + 1;
         }
-        const float column_norm_2_x = unio_sqrt(stat_2);
+        const real column_norm_2_x = unio_sqrt(stat_2);
         column_norm_2_observed[0] = column_norm_2_x;
         if (!unio_isfinite(column_norm_2_x)) {
             column_norm_2_skipped[0] = column_norm_2_skipped[0] + 1;
         }
-        const float column_norm_3_x = unio_sqrt(stat_3);
+        const real column_norm_3_x = unio_sqrt(stat_3);
         column_norm_3_observed[0] = column_norm_3_x;
         if (!unio_isfinite(column_norm_3_x)) {
             column_norm_3_skipped[0] = column_norm_3_skipped[0] + 1;
         }
-        const float column_norm_4_x = unio_sqrt(stat_4);
+        const real column_norm_4_x = unio_sqrt(stat_4);
         column_norm_4_observed[0] = column_norm_4_x;
         if (!unio_isfinite(column_norm_4_x)) {
             column_norm_4_skipped[0] = column_norm_4_skipped[0] + 1;
         }
-        const float column_norm_5_x = unio_sqrt(stat_5);
+        const real column_norm_5_x = unio_sqrt(stat_5);
         column_norm_5_observed[0] = column_norm_5_x;
         if (!unio_isfinite(column_norm_5_x)) {
             column_norm_5_skipped[0] = column_norm_5_skipped[0] + 1;
         }
-        const float column_norm_6_x = unio_sqrt(stat_6);
+        const real column_norm_6_x = unio_sqrt(stat_6);
         column_norm_6_observed[0] = column_norm_6_x;
         if (!unio_isfinite(column_norm_6_x)) {
             column_norm_6_skipped[0] = column_norm_6_skipped[0] + 1;
         }
-        const float column_norm_7_x = unio_sqrt(stat_7);
+        const real column_norm_7_x = unio_sqrt(stat_7);
         column_norm_7_observed[0] = column_norm_7_x;
         if (!unio_isfinite(column_norm_7_x)) {
             column_norm_7_skipped[0] = column_norm_7_skipped[0] + 1;
         }
-        const float column_norm_8_x = unio_sqrt(stat_8);
+        const real column_norm_8_x = unio_sqrt(stat_8);
         column_norm_8_observed[0] = column_norm_8_x;
         if (!unio_isfinite(column_norm_8_x)) {
             column_norm_8_skipped[0] = column_norm_8_skipped[0] + 1;
         }
-        const float column_norm_9_x = unio_sqrt(stat_9);
+        const real column_norm_9_x = unio_sqrt(stat_9);
         column_norm_9_observed[0] = column_norm_9_x;
         if (!unio_isfinite(column_norm_9_x)) {
             column_norm_9_skipped[0] = column_norm_9_skipped[0] + 1;
         }
-        const float column_norm_10_x = unio_sqrt(stat_10);
+        const real column_norm_10_x = unio_sqrt(stat_10);
         column_norm_10_observed[0] = column_norm_10_x;
         if (!unio_isfinite(column_norm_10_x)) {
             column_norm_10_skipped[0] = column_norm_10_skipped[0] + 1;
         }
-        const float column_norm_11_x = unio_sqrt(stat_11);
+        const real column_norm_11_x = unio_sqrt(stat_11);
         column_norm_11_observed[0] = column_norm_11_x;
         if (!unio_isfinite(column_norm_11_x)) {
             column_norm_11_skipped[0] = column_norm_11_skipped[0] + 1;
         }
-        const float column_norm_12_x = unio_sqrt(stat_12);
+        const real column_norm_12_x = unio_sqrt(stat_12);
         column_norm_12_observed[0] = column_norm_12_x;
         if (!unio_isfinite(column_norm_12_x)) {
             column_norm_12_skipped[0] = column_norm_12_skipped[0] + 1;
         }
-        const float column_norm_13_x = unio_sqrt(stat_13);
+        const real column_norm_13_x = unio_sqrt(stat_13);
         column_norm_13_observed[0] = column_norm_13_x;
         if (!unio_isfinite(column_norm_13_x)) {
             column_norm_13_skipped[0] = column_norm_13_skipped[0] + 1;
         }
-        const float column_norm_14_x = unio_sqrt(stat_14);
+        const real column_norm_14_x = unio_sqrt(stat_14);
         column_norm_14_observed[0] = column_norm_14_x;
         if (!unio_isfinite(column_norm_14_x)) {
             column_norm_14_skipped[0] = column_norm_14_skipped[0] + 1;
         }
-        const float column_norm_15_x = unio_sqrt(stat_15);
+        const real column_norm_15_x = unio_sqrt(stat_15);
         column_norm_15_observed[0] = column_norm_15_x;
         if (!unio_isfinite(column_norm_15_x)) {
             column_norm_15_skipped[0] = column_norm_15_skipped[0] + 1;
         }
-        const float column_norm_16_x = unio_sqrt(stat_16);
+        const real column_norm_16_x = unio_sqrt(stat_16);
         column_norm_16_observed[0] = column_norm_16_x;
         if (!unio_isfinite(column_norm_16_x)) {
             column_norm_16_skipped[0] = column_norm_16_skipped[0] + 1;
         }
-        const float column_norm_17_x = unio_sqrt(stat_17);
+        const real column_norm_17_x = unio_sqrt(stat_17);
         column_norm_17_observed[0] = column_norm_17_x;
         if (!unio_isfinite(column_norm_17_x)) {
             column_norm_17_skipped[0] = column_norm_17_skipped[0] + 1;
         }
-        const float column_norm_18_x = unio_sqrt(stat_18);
+        const real column_norm_18_x = unio_sqrt(stat_18);
         column_norm_18_observed[0] = column_norm_18_x;
         if (!unio_isfinite(column_norm_18_x)) {
             column_norm_18_skipped[0] = column_norm_18_skipped[0] + 1;
         }
-        const float column_norm_19_x = unio_sqrt(stat_19);
+        const real column_norm_19_x = unio_sqrt(stat_19);
         column_norm_19_observed[0] = column_norm_19_x;
         if (!unio_isfinite(column_norm_19_x)) {
             column_norm_19_skipped[0] = column_norm_19_skipped[0] + 1;
         }
-        const float column_norm_20_x = unio_sqrt(stat_20);
+        const real column_norm_20_x = unio_sqrt(stat_20);
         column_norm_20_observed[0] = column_norm_20_x;
         if (!unio_isfinite(column_norm_20_x)) {
             column_norm_20_skipped[0] = column_norm_20_skipped[0] + 1;
         }
-        const float column_norm_21_x = unio_sqrt(stat_21);
+        const real column_norm_21_x = unio_sqrt(stat_21);
         column_norm_21_observed[0] = column_norm_21_x;
         if (!unio_isfinite(column_norm_21_x)) {
             column_norm_21_skipped[0] = column_norm_21_skipped[0] + 1;
         }
-        const float column_norm_22_x = unio_sqrt(stat_22);
+        const real column_norm_22_x = unio_sqrt(stat_22);
         column_norm_22_observed[0] = column_norm_22_x;
         if (!unio_isfinite(column_norm_22_x)) {
             column_norm_22_skipped[0] = column_norm_22_skipped[0] + 1;
         }
-        const float column_norm_23_x = unio_sqrt(stat_23);
+        const real column_norm_23_x = unio_sqrt(stat_23);
         column_norm_23_observed[0] = column_norm_23_x;
         if (!unio_isfinite(column_norm_23_x)) {
             column_norm_23_skipped[0] = column_norm_23_skipped[0] + 1;
         }
-        const float column_norm_24_x = unio_sqrt(stat_24);
+        const real column_norm_24_x = unio_sqrt(stat_24);
         column_norm_24_observed[0] = column_norm_24_x;
         if (!unio_isfinite(column_norm_24_x)) {
             column_norm_24_skipped[0] = column_norm_24_skipped[0] + 1;
         }
-        const float column_norm_25_x = unio_sqrt(stat_25);
+        const real column_norm_25_x = unio_sqrt(stat_25);
         column_norm_25_observed[0] = column_norm_25_x;
         if (!unio_isfinite(column_norm_25_x)) {
             column_norm_25_skipped[0] = column_norm_25_skipped[0] + 1;
         }
-        const float column_norm_26_x = unio_sqrt(stat_26);
+        const real column_norm_26_x = unio_sqrt(stat_26);
         column_norm_26_observed[0] = column_norm_26_x;
         if (!unio_isfinite(column_norm_26_x)) {
             column_norm_26_skipped[0] = column_norm_26_skipped[0] + 1;
         }
-        const float column_norm_27_x = unio_sqrt(stat_27);
+        const real column_norm_27_x = unio_sqrt(stat_27);
         column_norm_27_observed[0] = column_norm_27_x;
         if (!unio_isfinite(column_norm_27_x)) {
             column_norm_27_skipped[0] = column_norm_27_skipped[0] + 1;
         }
-        const float column_norm_28_x = unio_sqrt(stat_28);
+        const real column_norm_28_x = unio_sqrt(stat_28);
         column_norm_28_observed[0] = column_norm_28_x;
         if (!unio_isfinite(column_norm_28_x)) {
             column_norm_28_skipped[0] = column_norm_28_skipped[0] + 1;
         }
-        const float column_norm_29_x = unio_sqrt(stat_29);
+        const real column_norm_29_x = unio_sqrt(stat_29);
         column_norm_29_observed[0] = column_norm_29_x;
         if (!unio_isfinite(column_norm_29_x)) {
             column_norm_29_skipped[0] = column_norm_29_skipped[0] + 1;
         }
-        const float column_norm_30_x = unio_sqrt(stat_30);
+        const real column_norm_30_x = unio_sqrt(stat_30);
         column_norm_30_observed[0] = column_norm_30_x;
         if (!unio_isfinite(column_norm_30_x)) {
             column_norm_30_skipped[0] = column_norm_30_skipped[0] + 1;
         }
-        const float column_norm_31_x = unio_sqrt(stat_31);
+        const real column_norm_31_x = unio_sqrt(stat_31);
         column_norm_31_observed[0] = column_norm_31_x;
         if (!unio_isfinite(column_norm_31_x)) {
             column_norm_31_skipped[0] = column_norm_31_skipped[0] + 1;
         }
-        const float column_norm_32_x = unio_sqrt(stat_32);
+        const real column_norm_32_x = unio_sqrt(stat_32);
         column_norm_32_observed[0] = column_norm_32_x;
         if (!unio_isfinite(column_norm_32_x)) {
             column_norm_32_skipped[0] = column_norm_32_skipped[0] + 1;
         }
-        const float column_norm_33_x = unio_sqrt(stat_33);
+        const real column_norm_33_x = unio_sqrt(stat_33);
         column_norm_33_observed[0] = column_norm_33_x;
         if (!unio_isfinite(column_norm_33_x)) {
             column_norm_33_skipped[0] = column_norm_33_skipped[0] + 1;
         }
-        const float column_norm_34_x = unio_sqrt(stat_34);
+        const real column_norm_34_x = unio_sqrt(stat_34);
         column_norm_34_observed[0] = column_norm_34_x;
         if (!unio_isfinite(column_norm_34_x)) {
             column_norm_34_skipped[0] = column_norm_34_skipped[0] + 1;
         }
-        const float column_norm_35_x = unio_sqrt(stat_35);
+        const real column_norm_35_x = unio_sqrt(stat_35);
         column_norm_35_observed[0] = column_norm_35_x;
         if (!unio_isfinite(column_norm_35_x)) {
             column_norm_35_skipped[0] = column_norm_35_skipped[0] + 1;
         }
-        const float column_norm_36_x = unio_sqrt(stat_36);
+        const real column_norm_36_x = unio_sqrt(stat_36);
         column_norm_36_observed[0] = column_norm_36_x;
         if (!unio_isfinite(column_norm_36_x)) {
             column_norm_36_skipped[0] = column_norm_36_skipped[0] + 1;
         }
-        const float column_norm_37_x = unio_sqrt(stat_37);
+        const real column_norm_37_x = unio_sqrt(stat_37);
         column_norm_37_observed[0] = column_norm_37_x;
         if (!unio_isfinite(column_norm_37_x)) {
             column_norm_37_skipped[0] = column_norm_37_skipped[0] + 1;
         }
-        const float column_norm_38_x = unio_sqrt(stat_38);
+        const real column_norm_38_x = unio_sqrt(stat_38);
         column_norm_38_observed[0] = column_norm_38_x;
         if (!unio_isfinite(column_norm_38_x)) {
             column_norm_38_skipped[0] = column_norm_38_skipped[0] + 1;
         }
-        const float column_norm_39_x = unio_sqrt(stat_39);
+        const real column_norm_39_x = unio_sqrt(stat_39);
         column_norm_39_observed[0] = column_norm_39_x;
         if (!unio_isfinite(column_norm_39_x)) {
             column_norm_39_skipped[0] = column_norm_39_skipped[0] + 1;
         }
-        const float column_norm_40_x = unio_sqrt(stat_40);
+        const real column_norm_40_x = unio_sqrt(stat_40);
         column_norm_40_observed[0] = column_norm_40_x;
         if (!unio_isfinite(column_norm_40_x)) {
             column_norm_40_skipped[0] = column_norm_40_skipped[0] + 1;
         }
-        const float column_norm_41_x = unio_sqrt(stat_41);
+        const real column_norm_41_x = unio_sqrt(stat_41);
         column_norm_41_observed[0] = column_norm_41_x;
         if (!unio_isfinite(column_norm_41_x)) {
             column_norm_41_skipped[0] = column_norm_41_skipped[0] + 1;
         }
-        const float column_norm_42_x = unio_sqrt(stat_42);
+        const real column_norm_42_x = unio_sqrt(stat_42);
         column_norm_42_observed[0] = column_norm_42_x;
         if (!unio_isfinite(column_norm_42_x)) {
             column_norm_42_skipped[0] = column_norm_42_skipped[0] + 1;
         }
-        const float column_norm_43_x = unio_sqrt(stat_43);
+        const real column_norm_43_x = unio_sqrt(stat_43);
         column_norm_43_observed[0] = column_norm_43_x;
         if (!unio_isfinite(column_norm_43_x)) {
             column_norm_43_skipped[0] = column_norm_43_skipped[0] + 1;
         }
-        const float column_norm_44_x = unio_sqrt(stat_44);
+        const real column_norm_44_x = unio_sqrt(stat_44);
         column_norm_44_observed[0] = column_norm_44_x;
         if (!unio_isfinite(column_norm_44_x)) {
             column_norm_44_skipped[0] = column_norm_44_skipped[0] + 1;
         }
-        const float column_norm_45_x = unio_sqrt(stat_45);
+        const real column_norm_45_x = unio_sqrt(stat_45);
         column_norm_45_observed[0] = column_norm_45_x;
         if (!unio_isfinite(column_norm_45_x)) {
             column_norm_45_skipped[0] = column_norm_45_skipped[0] + 1;
         }
-        const float column_norm_46_x = unio_sqrt(stat_46);
+        const real column_norm_46_x = unio_sqrt(stat_46);
         column_norm_46_observed[0] = column_norm_46_x;
         if (!unio_isfinite(column_norm_46_x)) {
             column_norm_46_skipped[0] = column_norm_46_skipped[0] + 1;
         }
-        const float column_norm_47_x = unio_sqrt(stat_47);
+        const real column_norm_47_x = unio_sqrt(stat_47);
         column_norm_47_observed[0] = column_norm_47_x;
         if (!unio_isfinite(column_norm_47_x)) {
             column_norm_47_skipped[0] = column_norm_47_skipped[0] + 1;
         }
-        const float column_total_x = column_norm_0_x + column_norm_1_x + column_norm_2_x + column_norm_3_x + column_norm_4_x + column_norm_5_x + column_norm_6_x + column_norm_7_x + column_norm_8_x + column_norm_9_x + column_norm_10_x + column_norm_11_x + column_norm_12_x + column_norm_13_x + column_norm_14_x + column_norm_15_x + column_norm_16_x + column_norm_17_x + column_norm_18_x + column_norm_19_x + column_norm_20_x + column_norm_21_x + column_norm_22_x + column_norm_23_x + column_norm_24_x + column_norm_25_x + column_norm_26_x + column_norm_27_x + column_norm_28_x + column_norm_29_x + column_norm_30_x + column_norm_31_x + column_norm_32_x + column_norm_33_x + column_norm_34_x + column_norm_35_x + column_norm_36_x + column_norm_37_x + column_norm_38_x + column_norm_39_x + column_norm_40_x + column_norm_41_x + column_norm_42_x + column_norm_43_x + column_norm_44_x + column_norm_45_x + column_norm_46_x + column_norm_47_x;
+        const real column_total_x = column_norm_0_x + column_norm_1_x + column_norm_2_x + column_norm_3_x + column_norm_4_x + column_norm_5_x + column_norm_6_x + column_norm_7_x + column_norm_8_x + column_norm_9_x + column_norm_10_x + column_norm_11_x + column_norm_12_x + column_norm_13_x + column_norm_14_x + column_norm_15_x + column_norm_16_x + column_norm_17_x + column_norm_18_x + column_norm_19_x + column_norm_20_x + column_norm_21_x + column_norm_22_x + column_norm_23_x + column_norm_24_x + column_norm_25_x + column_norm_26_x + column_norm_27_x + column_norm_28_x + column_norm_29_x + column_norm_30_x + column_norm_31_x + column_norm_32_x + column_norm_33_x + column_norm_34_x + column_norm_35_x + column_norm_36_x + column_norm_37_x + column_norm_38_x + column_norm_39_x + column_norm_40_x + column_norm_41_x + column_norm_42_x + column_norm_43_x + column_norm_44_x + column_norm_45_x + column_norm_46_x + column_norm_47_x;
         column_total_observed[0] = column_total_x;
         if (!unio_isfinite(column_total_x)) {
             column_total_skipped[0] = column_total_skipped[0] + 1;
         }
-        const float column_entropy_x = -unio_fma(column_norm_47_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_47_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_46_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_46_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_45_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_45_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_44_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_44_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_43_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_43_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_42_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_42_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_41_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_41_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_40_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_40_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_39_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_39_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_38_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_38_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_37_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_37_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_36_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_36_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_35_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_35_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_34_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_34_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_33_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_33_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_32_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_32_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_31_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_31_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_30_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_30_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_29_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_29_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_28_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_28_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_27_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_27_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_26_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_26_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_25_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_25_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_24_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_24_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_23_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_23_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_22_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_22_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_21_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_21_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_20_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_20_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_19_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_19_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_18_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_18_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_17_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_17_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_16_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_16_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_15_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_15_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_14_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_14_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_13_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_13_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_12_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_12_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_11_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_11_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_10_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_10_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_9_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_9_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_8_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_8_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_7_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_7_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_6_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_6_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_5_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_5_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_4_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_4_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_3_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_3_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_2_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_2_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_0_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_0_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), column_norm_1_x / unio_max(column_total_x, real(1e-8)) * unio_log(unio_max(column_norm_1_x / unio_max(column_total_x, real(1e-8)), real(1e-8))))))))))))))))))))))))))))))))))))))))))))))))));
+        const real column_entropy_x = -unio_fma(column_norm_47_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_47_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_46_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_46_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_45_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_45_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_44_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_44_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_43_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_43_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_42_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_42_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_41_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_41_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_40_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_40_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_39_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_39_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_38_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_38_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_37_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_37_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_36_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_36_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_35_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_35_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_34_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_34_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_33_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_33_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_32_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_32_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_31_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_31_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_30_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_30_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_29_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_29_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_28_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_28_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_27_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_27_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_26_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_26_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_25_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_25_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_24_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_24_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_23_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_23_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_22_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_22_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_21_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_21_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_20_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_20_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_19_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_19_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_18_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_18_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_17_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_17_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_16_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_16_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_15_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_15_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_14_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_14_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_13_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_13_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_12_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_12_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_11_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_11_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_10_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_10_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_9_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_9_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_8_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_8_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_7_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_7_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_6_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_6_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_5_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_5_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_4_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_4_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_3_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_3_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_2_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_2_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_0_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_0_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), column_norm_1_x / unio_max(column_total_x, real(1e-8)) * unio_log(unio_max(column_norm_1_x / unio_max(column_total_x, real(1e-8)), real(1e-8))))))))))))))))))))))))))))))))))))))))))))))))));
         column_entropy_observed[0] = column_entropy_x;
         if (!unio_isfinite(column_entropy_x)) {
             column_entropy_skipped[0] = column_entropy_skipped[0] + 1;
         }
-        const float l1_lambda_trunk_x = column_total_x > real(0) ? real(observed_mean_abs_g_dqn_trunk[0]) / unio_max(real(observed_mean_abs_w_dqn_trunk[0]), real(1e-8)) * unio_max(unio_log(real(48)) - column_entropy_x, real(0)) / unio_log(real(48)) : real(0);
+        const real l1_lambda_trunk_x = column_total_x > real(0) ? real(observed_mean_abs_g_dqn_trunk[0]) / unio_max(real(observed_mean_abs_w_dqn_trunk[0]), real(1e-8)) * unio_max(unio_log(real(48)) - column_entropy_x, real(0)) / unio_log(real(48)) : real(0);
         l1_lambda_trunk_observed[0] = l1_lambda_trunk_x;
         if (unio_isfinite(l1_lambda_trunk_x)) {
             const real mean_ = l1_lambda_trunk_slot[0];

@@ -294,7 +294,7 @@ UNIO_KERNEL(256) sp4_moe_finish(
         const real stat_5 = real(total_5 / double(n));
         const real stat_6 = real(total_6 / double(n));
         const real stat_7 = real(total_7 / double(n));
-        const float moe_expert_util_0_x = stat_0;
+        const real moe_expert_util_0_x = stat_0;
         moe_expert_util_0_observed[0] = moe_expert_util_0_x;
         if (unio_isfinite(moe_expert_util_0_x)) {
             const real mean_ = moe_expert_util_0_slot[0];
@@ -318,7 +318,7 @@ UNIO_KERNEL(256) sp4_moe_finish(
         } else {
             moe_expert_util_0_skipped[0] = moe_expert_util_0_skipped[0] + 1;
         }
-        const float moe_expert_util_1_x = stat_1;
+        const real moe_expert_util_1_x = stat_1;
         moe_expert_util_1_observed[0] = moe_expert_util_1_x;
         if (unio_isfinite(moe_expert_util_1_x)) {
             const real mean_ = moe_expert_util_1_slot[0];
@@ -342,7 +342,7 @@ UNIO_KERNEL(256) sp4_moe_finish(
         } else {
             moe_expert_util_1_skipped[0] = moe_expert_util_1_skipped[0] + 1;
         }
-        const float moe_expert_util_2_x = stat_2;
+        const real moe_expert_util_2_x = stat_2;
         moe_expert_util_2_observed[0] = moe_expert_util_2_x;
         if (unio_isfinite(moe_expert_util_2_x)) {
             const real mean_ = moe_expert_util_2_slot[0];
@@ -366,7 +366,7 @@ UNIO_KERNEL(256) sp4_moe_finish(
         } else {
             moe_expert_util_2_skipped[0] = moe_expert_util_2_skipped[0] + 1;
         }
-        const float moe_expert_util_3_x = stat_3;
+        const real moe_expert_util_3_x = stat_3;
         moe_expert_util_3_observed[0] = moe_expert_util_3_x;
         if (unio_isfinite(moe_expert_util_3_x)) {
             const real mean_ = moe_expert_util_3_slot[0];
@@ -390,7 +390,7 @@ UNIO_KERNEL(256) sp4_moe_finish(
         } else {
             moe_expert_util_3_skipped[0] = moe_expert_util_3_skipped[0] + 1;
         }
-        const float moe_expert_util_4_x = stat_4;
+        const real moe_expert_util_4_x = stat_4;
         moe_expert_util_4_observed[0] = moe_expert_util_4_x;
         if (unio_isfinite(moe_expert_util_4_x)) {
             const real mean_ = moe_expert_util_4_slot[0];
@@ -414,7 +414,7 @@ UNIO_KERNEL(256) sp4_moe_finish(
         } else {
             moe_expert_util_4_skipped[0] = moe_expert_util_4_skipped[0] + 1;
         }
-        const float moe_expert_util_5_x = stat_5;
+        const real moe_expert_util_5_x = stat_5;
         moe_expert_util_5_observed[0] = moe_expert_util_5_x;
         if (unio_isfinite(moe_expert_util_5_x)) {
             const real mean_ = moe_expert_util_5_slot[0];
@@ -438,7 +438,7 @@ UNIO_KERNEL(256) sp4_moe_finish(
         } else {
             moe_expert_util_5_skipped[0] = moe_expert_util_5_skipped[0] + 1;
         }
-        const float moe_expert_util_6_x = stat_6;
+        const real moe_expert_util_6_x = stat_6;
         moe_expert_util_6_observed[0] = moe_expert_util_6_x;
         if (unio_isfinite(moe_expert_util_6_x)) {
             const real mean_ = moe_expert_util_6_slot[0];
@@ -462,7 +462,7 @@ UNIO_KERNEL(256) sp4_moe_finish(
         } else {
             moe_expert_util_6_skipped[0] = moe_expert_util_6_skipped[0] + 1;
         }
-        const float moe_expert_util_7_x = stat_7;
+        const real moe_expert_util_7_x = stat_7;
         moe_expert_util_7_observed[0] = moe_expert_util_7_x;
         if (unio_isfinite(moe_expert_util_7_x)) {
             const real mean_ = moe_expert_util_7_slot[0];
@@ -486,7 +486,7 @@ UNIO_KERNEL(256) sp4_moe_finish(
         } else {
             moe_expert_util_7_skipped[0] = moe_expert_util_7_skipped[0] + 1;
         }
-        const float moe_gate_entropy_x = -unio_fma(moe_expert_util_7_x, unio_log(unio_max(moe_expert_util_7_x, real(1e-8))), unio_fma(moe_expert_util_6_x, unio_log(unio_max(moe_expert_util_6_x, real(1e-8))), unio_fma(moe_expert_util_5_x, unio_log(unio_max(moe_expert_util_5_x, real(1e-8))), unio_fma(moe_expert_util_4_x, unio_log(unio_max(moe_expert_util_4_x, real(1e-8))), unio_fma(moe_expert_util_3_x, unio_log(unio_max(moe_expert_util_3_x, real(1e-8))), unio_fma(moe_expert_util_2_x, unio_log(unio_max(moe_expert_util_2_x, real(1e-8))), unio_fma(moe_expert_util_0_x, unio_log(unio_max(moe_expert_util_0_x, real(1e-8))), moe_expert_util_1_x * unio_log(unio_max(moe_expert_util_1_x, real(1e-8))))))))));
+        const real moe_gate_entropy_x = -unio_fma(moe_expert_util_7_x, unio_log(unio_max(moe_expert_util_7_x, real(1e-8))), unio_fma(moe_expert_util_6_x, unio_log(unio_max(moe_expert_util_6_x, real(1e-8))), unio_fma(moe_expert_util_5_x, unio_log(unio_max(moe_expert_util_5_x, real(1e-8))), unio_fma(moe_expert_util_4_x, unio_log(unio_max(moe_expert_util_4_x, real(1e-8))), unio_fma(moe_expert_util_3_x, unio_log(unio_max(moe_expert_util_3_x, real(1e-8))), unio_fma(moe_expert_util_2_x, unio_log(unio_max(moe_expert_util_2_x, real(1e-8))), unio_fma(moe_expert_util_0_x, unio_log(unio_max(moe_expert_util_0_x, real(1e-8))), moe_expert_util_1_x * unio_log(unio_max(moe_expert_util_1_x, real(1e-8))))))))));
         moe_gate_entropy_observed[0] = moe_gate_entropy_x;
         if (unio_isfinite(moe_gate_entropy_x)) {
             const real mean_ = moe_gate_entropy_slot[0];

@@ -112,12 +112,12 @@ UNIO_KERNEL(256) sp4_moment_diagnostics_finish(
     if (threadIdx.x == 0) {
         const real stat_0 = real(total_0);
         const real stat_1 = real(total_1);
-        const float moments_beyond_x = stat_0;
+        const real moments_beyond_x = stat_0;
         moments_beyond_observed[0] = moments_beyond_x;
         if (!unio_isfinite(moments_beyond_x)) {
             moments_beyond_skipped[0] = moments_beyond_skipped[0] + 1;
         }
-        const float not_finite_x = stat_1;
+        const real not_finite_x = stat_1;
         not_finite_observed[0] = not_finite_x;
         if (!unio_isfinite(not_finite_x)) {
             not_finite_skipped[0] = not_finite_skipped[0] + 1;

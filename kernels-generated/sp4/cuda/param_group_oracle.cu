@@ -37,8 +37,8 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
         int counts_1_bin = UNIO_BINS;
         int counts_2_bin = UNIO_BINS;
         if (e < n) {
-            acc_3 = acc_3 + double(w[e] * g[e]);
-            acc_4 = acc_4 + double(w[e] * w[e]);
+            acc_3 = acc_3 + (double(w[e]) * double(g[e]));
+            acc_4 = acc_4 + (double(w[e]) * double(w[e]));
             acc_5 = acc_5 + double(unio_abs(g[e]));
             acc_6 = acc_6 + double(unio_abs(w[e]));
             acc_8 = acc_8 + double(real(unio_isfinite(w[e]) ? 1 : 1));
@@ -379,7 +379,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
         const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
-        const float weight_bound_x = stat_0;
+        const real weight_bound_x = stat_0;
         weight_bound_observed[0] = weight_bound_x;
         if (unio_isfinite(weight_bound_x)) {
             const real mean_ = weight_bound_slot[0];
@@ -403,7 +403,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
         } else {
             weight_bound_skipped[0] = weight_bound_skipped[0] + 1;
         }
-        const float adam_m_bound_x = stat_1;
+        const real adam_m_bound_x = stat_1;
         adam_m_bound_observed[0] = adam_m_bound_x;
         if (unio_isfinite(adam_m_bound_x)) {
             const real mean_ = adam_m_bound_slot[0];
@@ -427,7 +427,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
         } else {
             adam_m_bound_skipped[0] = adam_m_bound_skipped[0] + 1;
         }
-        const float adam_v_bound_x = stat_2;
+        const real adam_v_bound_x = stat_2;
         adam_v_bound_observed[0] = adam_v_bound_x;
         if (unio_isfinite(adam_v_bound_x)) {
             const real mean_ = adam_v_bound_slot[0];
@@ -451,7 +451,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
         } else {
             adam_v_bound_skipped[0] = adam_v_bound_skipped[0] + 1;
         }
-        const float wd_rate_x = unio_abs(stat_3) / unio_max(stat_4, real(1e-8));
+        const real wd_rate_x = unio_abs(stat_3) / unio_max(stat_4, real(1e-8));
         wd_rate_observed[0] = wd_rate_x;
         if (unio_isfinite(wd_rate_x)) {
             const real mean_ = wd_rate_slot[0];
@@ -475,22 +475,22 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
         } else {
             wd_rate_skipped[0] = wd_rate_skipped[0] + 1;
         }
-        const float mean_abs_g_x = stat_5;
+        const real mean_abs_g_x = stat_5;
         mean_abs_g_observed[0] = mean_abs_g_x;
         if (!unio_isfinite(mean_abs_g_x)) {
             mean_abs_g_skipped[0] = mean_abs_g_skipped[0] + 1;
         }
-        const float mean_abs_w_x = stat_6;
+        const real mean_abs_w_x = stat_6;
         mean_abs_w_observed[0] = mean_abs_w_x;
         if (!unio_isfinite(mean_abs_w_x)) {
             mean_abs_w_skipped[0] = mean_abs_w_skipped[0] + 1;
         }
-        const float max_abs_w_x = stat_7;
+        const real max_abs_w_x = stat_7;
         max_abs_w_observed[0] = max_abs_w_x;
         if (!unio_isfinite(max_abs_w_x)) {
             max_abs_w_skipped[0] = max_abs_w_skipped[0] + 1;
         }
-        const float elements_x = stat_8;
+        const real elements_x = stat_8;
         elements_observed[0] = elements_x;
         if (!unio_isfinite(elements_x)) {
             elements_skipped[0] = elements_skipped[0] + 1;

@@ -80,7 +80,7 @@ UNIO_KERNEL(256) sp4_q_abs_ref_finish(
 
     if (threadIdx.x == 0) {
         const real stat_0 = real(total_0 / double(n));
-        const float q_abs_ref_x = stat_0;
+        const real q_abs_ref_x = stat_0;
         q_abs_ref_observed[0] = q_abs_ref_x;
         if (unio_isfinite(q_abs_ref_x)) {
             const real mean_ = q_abs_ref_slot[0];

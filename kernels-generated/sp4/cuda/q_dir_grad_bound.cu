@@ -115,7 +115,7 @@ UNIO_KERNEL(256) sp4_q_dir_grad_bound_finish(
 
     if (threadIdx.x == 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
-        const float q_dir_grad_bound_x = stat_0;
+        const real q_dir_grad_bound_x = stat_0;
         q_dir_grad_bound_observed[0] = q_dir_grad_bound_x;
         if (unio_isfinite(q_dir_grad_bound_x)) {
             const real mean_ = q_dir_grad_bound_slot[0];

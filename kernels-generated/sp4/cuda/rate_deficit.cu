@@ -82,7 +82,7 @@ UNIO_KERNEL(256) sp4_rate_deficit_finish(
 
     if (threadIdx.x == 0) {
         const real stat_0 = real(total_0);
-        const float rate_deficit_ema_x = stat_0 / unio_max(real(observed_elements[0]), real(1)) - real(0.01);
+        const real rate_deficit_ema_x = stat_0 / unio_max(real(observed_elements[0]), real(1)) - real(0.01);
         rate_deficit_ema_observed[0] = rate_deficit_ema_x;
         if (unio_isfinite(rate_deficit_ema_x)) {
             const real mean_ = rate_deficit_ema_slot[0];

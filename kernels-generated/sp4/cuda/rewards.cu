@@ -230,7 +230,7 @@ UNIO_KERNEL(256) sp4_rewards_finish(
         const real stat_3 = real(total_3 / double(n));
         const real stat_4 = real(total_4 / double(n));
         const real stat_5 = real(total_5 / double(n));
-        const float reward_component_ema_0_x = stat_0;
+        const real reward_component_ema_0_x = stat_0;
         reward_component_ema_0_observed[0] = reward_component_ema_0_x;
         if (unio_isfinite(reward_component_ema_0_x)) {
             const real mean_ = reward_component_ema_0_slot[0];
@@ -254,7 +254,7 @@ UNIO_KERNEL(256) sp4_rewards_finish(
         } else {
             reward_component_ema_0_skipped[0] = reward_component_ema_0_skipped[0] + 1;
         }
-        const float reward_component_ema_1_x = stat_1;
+        const real reward_component_ema_1_x = stat_1;
         reward_component_ema_1_observed[0] = reward_component_ema_1_x;
         if (unio_isfinite(reward_component_ema_1_x)) {
             const real mean_ = reward_component_ema_1_slot[0];
@@ -278,7 +278,7 @@ UNIO_KERNEL(256) sp4_rewards_finish(
         } else {
             reward_component_ema_1_skipped[0] = reward_component_ema_1_skipped[0] + 1;
         }
-        const float reward_component_ema_2_x = stat_2;
+        const real reward_component_ema_2_x = stat_2;
         reward_component_ema_2_observed[0] = reward_component_ema_2_x;
         if (unio_isfinite(reward_component_ema_2_x)) {
             const real mean_ = reward_component_ema_2_slot[0];
@@ -302,7 +302,7 @@ UNIO_KERNEL(256) sp4_rewards_finish(
         } else {
             reward_component_ema_2_skipped[0] = reward_component_ema_2_skipped[0] + 1;
         }
-        const float reward_component_ema_3_x = stat_3;
+        const real reward_component_ema_3_x = stat_3;
         reward_component_ema_3_observed[0] = reward_component_ema_3_x;
         if (unio_isfinite(reward_component_ema_3_x)) {
             const real mean_ = reward_component_ema_3_slot[0];
@@ -326,7 +326,7 @@ UNIO_KERNEL(256) sp4_rewards_finish(
         } else {
             reward_component_ema_3_skipped[0] = reward_component_ema_3_skipped[0] + 1;
         }
-        const float reward_component_ema_4_x = stat_4;
+        const real reward_component_ema_4_x = stat_4;
         reward_component_ema_4_observed[0] = reward_component_ema_4_x;
         if (unio_isfinite(reward_component_ema_4_x)) {
             const real mean_ = reward_component_ema_4_slot[0];
@@ -350,7 +350,7 @@ UNIO_KERNEL(256) sp4_rewards_finish(
         } else {
             reward_component_ema_4_skipped[0] = reward_component_ema_4_skipped[0] + 1;
         }
-        const float reward_component_ema_5_x = stat_5;
+        const real reward_component_ema_5_x = stat_5;
         reward_component_ema_5_observed[0] = reward_component_ema_5_x;
         if (unio_isfinite(reward_component_ema_5_x)) {
             const real mean_ = reward_component_ema_5_slot[0];

@@ -115,7 +115,7 @@ UNIO_KERNEL(256) sp4_target_q_bound_finish(
 
     if (threadIdx.x == 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
-        const float target_q_bound_x = stat_0;
+        const real target_q_bound_x = stat_0;
         target_q_bound_observed[0] = target_q_bound_x;
         if (unio_isfinite(target_q_bound_x)) {
             const real mean_ = target_q_bound_slot[0];

@@ -230,7 +230,7 @@ UNIO_KERNEL(256) sp4_vsn_mask_finish(
         const real stat_3 = real(total_3 / double(n));
         const real stat_4 = real(total_4 / double(n));
         const real stat_5 = real(total_5 / double(n));
-        const float vsn_mask_ema_0_x = stat_0;
+        const real vsn_mask_ema_0_x = stat_0;
         vsn_mask_ema_0_observed[0] = vsn_mask_ema_0_x;
         if (unio_isfinite(vsn_mask_ema_0_x)) {
             const real mean_ = vsn_mask_ema_0_slot[0];
@@ -254,7 +254,7 @@ UNIO_KERNEL(256) sp4_vsn_mask_finish(
         } else {
             vsn_mask_ema_0_skipped[0] = vsn_mask_ema_0_skipped[0] + 1;
         }
-        const float vsn_mask_ema_1_x = stat_1;
+        const real vsn_mask_ema_1_x = stat_1;
         vsn_mask_ema_1_observed[0] = vsn_mask_ema_1_x;
         if (unio_isfinite(vsn_mask_ema_1_x)) {
             const real mean_ = vsn_mask_ema_1_slot[0];
@@ -278,7 +278,7 @@ UNIO_KERNEL(256) sp4_vsn_mask_finish(
         } else {
             vsn_mask_ema_1_skipped[0] = vsn_mask_ema_1_skipped[0] + 1;
         }
-        const float vsn_mask_ema_2_x = stat_2;
+        const real vsn_mask_ema_2_x = stat_2;
         vsn_mask_ema_2_observed[0] = vsn_mask_ema_2_x;
         if (unio_isfinite(vsn_mask_ema_2_x)) {
             const real mean_ = vsn_mask_ema_2_slot[0];
@@ -302,7 +302,7 @@ UNIO_KERNEL(256) sp4_vsn_mask_finish(
         } else {
             vsn_mask_ema_2_skipped[0] = vsn_mask_ema_2_skipped[0] + 1;
         }
-        const float vsn_mask_ema_3_x = stat_3;
+        const real vsn_mask_ema_3_x = stat_3;
         vsn_mask_ema_3_observed[0] = vsn_mask_ema_3_x;
         if (unio_isfinite(vsn_mask_ema_3_x)) {
             const real mean_ = vsn_mask_ema_3_slot[0];
@@ -326,7 +326,7 @@ UNIO_KERNEL(256) sp4_vsn_mask_finish(
         } else {
             vsn_mask_ema_3_skipped[0] = vsn_mask_ema_3_skipped[0] + 1;
         }
-        const float vsn_mask_ema_4_x = stat_4;
+        const real vsn_mask_ema_4_x = stat_4;
         vsn_mask_ema_4_observed[0] = vsn_mask_ema_4_x;
         if (unio_isfinite(vsn_mask_ema_4_x)) {
             const real mean_ = vsn_mask_ema_4_slot[0];
@@ -350,7 +350,7 @@ UNIO_KERNEL(256) sp4_vsn_mask_finish(
         } else {
             vsn_mask_ema_4_skipped[0] = vsn_mask_ema_4_skipped[0] + 1;
         }
-        const float vsn_mask_ema_5_x = stat_5;
+        const real vsn_mask_ema_5_x = stat_5;
         vsn_mask_ema_5_observed[0] = vsn_mask_ema_5_x;
         if (unio_isfinite(vsn_mask_ema_5_x)) {
             const real mean_ = vsn_mask_ema_5_slot[0];

@@ -141,11 +141,7 @@ impl Differences {
             let here = session.get(name).filter(|here| *here != there)?;
             Some((name.clone(), there.clone(), here.clone()))
         });
-        Self {
-            added: without(session, file),
-            removed: without(file, session),
-            moved: moved.collect(),
-        }
+        Self { added: without(session, file), removed: without(file, session), moved: moved.collect() }
     }
 }
 
@@ -158,10 +154,7 @@ impl fmt::Display for Differences {
             }
         }
         if !self.moved.is_empty() {
-            let moved = self
-                .moved
-                .iter()
-                .map(|(name, there, here)| format!("{name} (was {there}, is {here})"));
+            let moved = self.moved.iter().map(|(name, there, here)| format!("{name} (was {there}, is {here})"));
             parts.push(format!("moved: {}", moved.collect::<Vec<_>>().join(", ")));
         }
         match parts.is_empty() {

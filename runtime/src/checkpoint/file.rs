@@ -35,11 +35,7 @@ impl Header {
         let bytes = metadata.data_len();
         let expected = start.saturating_add(bytes as u64);
         if expected != found {
-            return Err(CheckpointError::Truncated {
-                path: path.into(),
-                expected,
-                found,
-            });
+            return Err(CheckpointError::Truncated { path: path.into(), expected, found });
         }
         Ok((file, Self { metadata, start, bytes }))
     }
@@ -62,11 +58,7 @@ fn header_length(path: &Path, file: &mut File, found: u64) -> Result<u64, Checkp
     if found == 0 {
         return Err(CheckpointError::Empty { path: path.into() });
     }
-    let truncated = |expected| CheckpointError::Truncated {
-        path: path.into(),
-        expected,
-        found,
-    };
+    let truncated = |expected| CheckpointError::Truncated { path: path.into(), expected, found };
     if found < PREFIX {
         return Err(truncated(PREFIX));
     }
@@ -74,11 +66,7 @@ fn header_length(path: &Path, file: &mut File, found: u64) -> Result<u64, Checkp
     file.read_exact(&mut prefix).map_err(read_error(path))?;
     let length = u64::from_le_bytes(prefix);
     if length > MAX_HEADER {
-        return Err(CheckpointError::HeaderLength {
-            path: path.into(),
-            length,
-            most: MAX_HEADER,
-        });
+        return Err(CheckpointError::HeaderLength { path: path.into(), length, most: MAX_HEADER });
     }
     match PREFIX + length <= found {
         true => Ok(length),
@@ -88,10 +76,7 @@ fn header_length(path: &Path, file: &mut File, found: u64) -> Result<u64, Checkp
 
 /// Puts a new file at `path`, or leaves what is there. It is on the disk when this returns.
 pub(super) fn replace(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-    let folder = path
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     builder.prefix(".checkpoint-").suffix(".partial");
     // As any new file would be: for all that the user's mask lets in, not for the owner alone.
@@ -108,10 +93,7 @@ pub(super) fn replace(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()
 }
 
 fn read_error(path: &Path) -> impl Fn(io::Error) -> CheckpointError + '_ {
-    |source| CheckpointError::Read {
-        path: path.into(),
-        source,
-    }
+    |source| CheckpointError::Read { path: path.into(), source }
 }
 
 /// The library checks shapes while it parses, and hands its own error over as text.
@@ -119,10 +101,7 @@ fn header_error(path: &Path, error: &serde_json::Error) -> CheckpointError {
     let reason = error.to_string();
     match reason.contains(&SafeTensorError::ValidationOverflow.to_string()) {
         true => CheckpointError::Overflow { path: path.into() },
-        false => CheckpointError::Header {
-            path: path.into(),
-            reason,
-        },
+        false => CheckpointError::Header { path: path.into(), reason },
     }
 }
 

@@ -43,10 +43,8 @@ impl Session {
         let about = serde_json::to_string(&about).map_err(format_error(path))?;
         let header = HashMap::from([(KEY.to_owned(), about)]);
         let bytes = serialize(tensors, Some(header)).map_err(format_error(path))?;
-        replace(path, |file| file.write_all(&bytes)).map_err(|source| CheckpointError::Save {
-            path: path.into(),
-            source,
-        })
+        replace(path, |file| file.write_all(&bytes))
+            .map_err(|source| CheckpointError::Save { path: path.into(), source })
     }
 
     /// Restores what [`Session::save`] saved and returns the caller's own metadata. The whole file is read and checked
@@ -68,8 +66,7 @@ impl Session {
         }
         for piece in &pieces {
             let offset = piece.start * self.stored(piece.buffer).size();
-            self.memory(piece.buffer)?
-                .write_at(offset, sorted[piece.tensor.as_str()])?;
+            self.memory(piece.buffer)?.write_at(offset, sorted[piece.tensor.as_str()])?;
         }
         Ok(about.user)
     }
@@ -106,17 +103,10 @@ impl Session {
 
     fn layout(&self) -> BTreeMap<String, String> {
         let (artefacts, program) = (self.artefacts(), self.program());
-        let mut layout = BTreeMap::from([
-            ("set".to_owned(), artefacts.set.clone()),
-            ("model".to_owned(), program.model.clone()),
-        ]);
+        let mut layout =
+            BTreeMap::from([("set".to_owned(), artefacts.set.clone()), ("model".to_owned(), program.model.clone())]);
         let slots = artefacts.slots.iter();
-        layout.extend(slots.map(|s| {
-            (
-                format!("slot `{}`", s.name),
-                format!("{} [{}]", s.index, s.members.join(" ")),
-            )
-        }));
+        layout.extend(slots.map(|s| (format!("slot `{}`", s.name), format!("{} [{}]", s.index, s.members.join(" ")))));
         let states = artefacts.states.iter();
         layout.extend(states.map(|s| (format!("state `{}`", s.name), format!("{} {}", s.word, scalar(s.int)))));
         let params = program.params.iter();
@@ -141,10 +131,7 @@ impl Session {
 
 impl About {
     fn read(path: &Path, metadata: &Metadata) -> Result<Self, CheckpointError> {
-        let not_ours = |reason: String| CheckpointError::NotOurs {
-            path: path.into(),
-            reason,
-        };
+        let not_ours = |reason: String| CheckpointError::NotOurs { path: path.into(), reason };
         let text = metadata.metadata().as_ref().and_then(|all| all.get(KEY));
         let text = text.ok_or_else(|| not_ours(format!("its metadata have no `{KEY}`")))?;
         let about: Self = serde_json::from_str(text).map_err(|e| not_ours(format!("its `{KEY}` metadata: {e}")))?;
@@ -157,10 +144,7 @@ impl About {
     fn belongs(&self, path: &Path, session: &Session) -> Result<(), CheckpointError> {
         let differences = Differences::between(&self.layout, &session.layout());
         if self.fingerprint != session.artefacts().fingerprint || !differences.is_empty() {
-            return Err(CheckpointError::Fingerprint {
-                path: path.into(),
-                differences,
-            });
+            return Err(CheckpointError::Fingerprint { path: path.into(), differences });
         }
         let real = session.real().type_name();
         match self.real == real {
@@ -175,29 +159,19 @@ impl About {
 
 /// The file holds exactly these tensors.
 fn check_tensors(path: &Path, metadata: &Metadata, pieces: &[Piece]) -> Result<(), CheckpointError> {
-    let wrong = |tensor: &str, reason: String| CheckpointError::Tensor {
-        path: path.into(),
-        tensor: tensor.into(),
-        reason,
-    };
+    let wrong =
+        |tensor: &str, reason: String| CheckpointError::Tensor { path: path.into(), tensor: tensor.into(), reason };
     for piece in pieces {
         let Some(info) = metadata.info(&piece.tensor) else {
             return Err(wrong(&piece.tensor, "is missing".into()));
         };
         if info.shape != piece.shape || info.dtype != piece.dtype {
-            let reason = format!(
-                "is {} {:?} and not {} {:?}",
-                info.dtype, info.shape, piece.dtype, piece.shape
-            );
+            let reason = format!("is {} {:?} and not {} {:?}", info.dtype, info.shape, piece.dtype, piece.shape);
             return Err(wrong(&piece.tensor, reason));
         }
     }
     let known: BTreeMap<&str, ()> = pieces.iter().map(|piece| (piece.tensor.as_str(), ())).collect();
-    match metadata
-        .offset_keys()
-        .iter()
-        .find(|name| !known.contains_key(name.as_str()))
-    {
+    match metadata.offset_keys().iter().find(|name| !known.contains_key(name.as_str())) {
         Some(name) => Err(wrong(name, "is not one of this session's".into())),
         None => Ok(()),
     }
@@ -211,10 +185,7 @@ fn views<'a>(
     let view = |piece: &'a Piece| {
         let size = piece.dtype.bitsize() / 8;
         let bytes = &contents[&piece.buffer][piece.start * size..(piece.start + piece.len()) * size];
-        Ok((
-            piece.tensor.as_str(),
-            TensorView::new(piece.dtype, piece.shape.clone(), bytes)?,
-        ))
+        Ok((piece.tensor.as_str(), TensorView::new(piece.dtype, piece.shape.clone(), bytes)?))
     };
     pieces.iter().map(view).collect()
 }
@@ -238,8 +209,5 @@ fn scalar(int: bool) -> &'static str {
 }
 
 fn format_error<E: ToString>(path: &Path) -> impl Fn(E) -> CheckpointError + '_ {
-    |error| CheckpointError::Format {
-        path: path.into(),
-        reason: error.to_string(),
-    }
+    |error| CheckpointError::Format { path: path.into(), reason: error.to_string() }
 }

@@ -30,11 +30,7 @@ impl Session {
             let mut named = self.named_pieces(index, len);
             named.sort_by_key(|piece| piece.start);
             if named.is_empty() {
-                let shape = if product(&buffer.shape) == Some(len) {
-                    buffer.shape.clone()
-                } else {
-                    vec![len]
-                };
+                let shape = if product(&buffer.shape) == Some(len) { buffer.shape.clone() } else { vec![len] };
                 named.push(self.piece(index, format!("buffer/{}", buffer.name), 0, shape));
             }
             pieces.extend(self.gaps(index, len, &named));
@@ -60,20 +56,12 @@ impl Session {
 
     fn piece(&self, buffer: usize, tensor: String, start: usize, shape: Vec<usize>) -> Piece {
         let dtype = dtype(self.stored(buffer));
-        Piece {
-            tensor,
-            buffer,
-            start,
-            shape,
-            dtype,
-        }
+        Piece { tensor, buffer, start, shape, dtype }
     }
 
     fn param_pieces(&self, buffer: usize, prefix: &str) -> Vec<Piece> {
         let params = self.program().params.iter();
-        params
-            .map(|p| self.piece(buffer, format!("{prefix}{}", p.path), p.offset, p.shape.clone()))
-            .collect()
+        params.map(|p| self.piece(buffer, format!("{prefix}{}", p.path), p.offset, p.shape.clone())).collect()
     }
 
     fn state_pieces(&self, buffer: usize) -> Vec<Piece> {
@@ -94,11 +82,7 @@ impl Session {
                 ISV => (format!("slot/{}", slot.name), slot.index),
                 name => (format!("slot/{}/{name}", slot.name), slot.scratch?.checked_mul(width)?),
             };
-            let shape = if buffer.shape.len() > 1 {
-                vec![members, width]
-            } else {
-                vec![members]
-            };
+            let shape = if buffer.shape.len() > 1 { vec![members, width] } else { vec![members] };
             let end = start.checked_add(product(&shape)?)?;
             (end <= self.len(index)?).then(|| self.piece(index, tensor, start, shape))
         };

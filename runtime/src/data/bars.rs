@@ -37,10 +37,7 @@ impl Bars {
     /// The first thing wrong, with its file, row, column and text; see [`DataError`].
     pub fn read(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
-        let bytes = fs::read(path).map_err(|source| DataError::Read {
-            path: path.into(),
-            source,
-        })?;
+        let bytes = fs::read(path).map_err(|source| DataError::Read { path: path.into(), source })?;
         Self::parse(path, &bytes)
     }
 
@@ -143,12 +140,7 @@ impl Bars {
             return Ok(());
         };
         let (high, low) = (self.high[at], self.low[at]);
-        Err(DataError::HighBelowLow {
-            path: path.into(),
-            row: table.row(at),
-            high,
-            low,
-        })
+        Err(DataError::HighBelowLow { path: path.into(), row: table.row(at), high, low })
     }
 }
 
@@ -204,12 +196,6 @@ impl Bars {
     }
 
     fn columns(&mut self) -> [&mut Vec<f64>; 5] {
-        [
-            &mut self.open,
-            &mut self.high,
-            &mut self.low,
-            &mut self.close,
-            &mut self.volume,
-        ]
+        [&mut self.open, &mut self.high, &mut self.low, &mut self.close, &mut self.volume]
     }
 }

@@ -102,10 +102,7 @@ impl Dataset {
             return Err(DataError::EmptyWindow);
         }
         if folds.purge < self.horizon {
-            return Err(DataError::Leak {
-                purge: folds.purge,
-                horizon: self.horizon,
-            });
+            return Err(DataError::Leak { purge: folds.purge, horizon: self.horizon });
         }
         let cut = folds.over(self.rows())?;
         self.check_windows(folds, &cut, window)?;
@@ -148,24 +145,14 @@ impl Dataset {
 
     fn columns(&self, train: &Range<usize>) -> Vec<Column> {
         let column = |(at, feature): (usize, &Feature)| {
-            let values: Vec<f64> = self
-                .values
-                .iter()
-                .skip(at)
-                .step_by(self.features.len())
-                .copied()
-                .collect();
+            let values: Vec<f64> = self.values.iter().skip(at).step_by(self.features.len()).copied().collect();
             Column::of(*feature, &values, train.clone())
         };
         self.features.iter().enumerate().map(column).collect()
     }
 
     fn normalised(&self, columns: &[Column]) -> Vec<f32> {
-        self.values
-            .iter()
-            .zip(columns.iter().cycle())
-            .map(|(value, column)| column.normalise(*value))
-            .collect()
+        self.values.iter().zip(columns.iter().cycle()).map(|(value, column)| column.normalise(*value)).collect()
     }
 }
 
@@ -187,9 +174,7 @@ fn check_features(features: &[Feature]) -> Result<(), DataError> {
         return Ok(());
     }
     let names: Vec<_> = features.iter().map(|feature| feature.name()).collect();
-    Err(DataError::FeatureList {
-        found: names.join(", "),
-    })
+    Err(DataError::FeatureList { found: names.join(", ") })
 }
 
 fn rows_of(bars: &Bars, horizon: usize) -> Result<usize, DataError> {
@@ -198,13 +183,7 @@ fn rows_of(bars: &Bars, horizon: usize) -> Result<usize, DataError> {
     }
     let needed = horizon.saturating_add(WARM_UP + 1);
     let rows = (bars.len() + 1).checked_sub(needed).filter(|rows| *rows > 0);
-    rows.ok_or(DataError::TooFewBars {
-        path: bars.path().into(),
-        bars: bars.len(),
-        warm_up: WARM_UP,
-        horizon,
-        needed,
-    })
+    rows.ok_or(DataError::TooFewBars { path: bars.path().into(), bars: bars.len(), warm_up: WARM_UP, horizon, needed })
 }
 
 fn flags(values: impl Iterator<Item = bool>) -> Vec<f32> {
@@ -231,23 +210,10 @@ mod tests {
     fn shapes_and_row_lists() {
         let data = dataset(425, 1);
         assert_eq!(data.rows(), 400);
-        let folds = data
-            .folds(
-                &Folds {
-                    spans: 4,
-                    purge: 5,
-                    embargo: 7,
-                },
-                16,
-            )
-            .unwrap();
+        let folds = data.folds(&Folds { spans: 4, purge: 5, embargo: 7 }, 16).unwrap();
         for (fold, k) in folds.iter().zip(1..) {
             assert_eq!(fold.features.len(), 400 * 10);
-            assert!(
-                [&fold.dt, &fold.direction, &fold.volatility]
-                    .iter()
-                    .all(|series| series.len() == 400)
-            );
+            assert!([&fold.dt, &fold.direction, &fold.volatility].iter().all(|series| series.len() == 400));
             assert_eq!(fold.train, (15..100 * k - 12).collect::<Vec<i32>>());
             assert_eq!(fold.test, (100 * k..100 * (k + 1)).collect::<Vec<i32>>());
             assert!(fold.features.iter().all(|value| value.is_finite()));
@@ -258,16 +224,7 @@ mod tests {
     fn rows_are_the_days_they_say() {
         let bars = fixture::bars(60, 2);
         let data = Dataset::new(&bars, &[Feature::Return1], 5).unwrap();
-        let fold = &data
-            .folds(
-                &Folds {
-                    spans: 2,
-                    purge: 5,
-                    embargo: 0,
-                },
-                1,
-            )
-            .unwrap()[0];
+        let fold = &data.folds(&Folds { spans: 2, purge: 5, embargo: 0 }, 1).unwrap()[0];
         assert_eq!(data.dates(), &bars.dates()[20..55]);
         for row in 0..data.rows() {
             let (today, next) = (bars.close()[row + 20], bars.close()[row + 21]);
@@ -279,10 +236,7 @@ mod tests {
     #[test]
     fn training_rows_are_centred_and_their_labels_balanced() {
         for fold in dataset(800, 4).folds(&Folds::default(), 1).unwrap() {
-            let column = fold
-                .train
-                .iter()
-                .map(|row| f64::from(fold.features[*row as usize * 10 + 7]));
+            let column = fold.train.iter().map(|row| f64::from(fold.features[*row as usize * 10 + 7]));
             let count = fold.train.len() as f64;
             assert!((column.clone().sum::<f64>() / count).abs() < 1e-6);
             assert!((column.map(|value| value * value).sum::<f64>() / count - 1.0).abs() < 1e-5);
@@ -326,11 +280,7 @@ mod tests {
     #[test]
     fn one_row_short_of_a_window_is_refused_with_numbers() {
         let data = dataset(20 + 5 + 100, 3);
-        let folds = Folds {
-            spans: 4,
-            purge: 5,
-            embargo: 0,
-        };
+        let folds = Folds { spans: 4, purge: 5, embargo: 0 };
         assert_eq!(data.folds(&folds, 20).unwrap()[0].train, [19]);
         let message = data.folds(&folds, 21).unwrap_err().to_string();
         let said = "fixture.csv: fold 1 has 20 training rows (100 rows in all, less purge 5 and embargo 0), fewer than the 21 of one window";
@@ -341,12 +291,7 @@ mod tests {
     fn one_bar_short_of_a_row_is_refused_with_numbers() {
         let with = |bars| Dataset::new(&fixture::bars(bars, 1), &Feature::ALL, 5);
         assert_eq!(with(26).unwrap().rows(), 1);
-        assert!(
-            with(25)
-                .unwrap_err()
-                .to_string()
-                .starts_with("fixture.csv: 25 bars are too few")
-        );
+        assert!(with(25).unwrap_err().to_string().starts_with("fixture.csv: 25 bars are too few"));
         assert!(with(1).unwrap_err().to_string().contains("so 26 at least"));
         let far = Dataset::new(&fixture::bars(26, 1), &Feature::ALL, usize::MAX);
         assert!(matches!(far, Err(DataError::TooFewBars { .. })));
@@ -356,27 +301,12 @@ mod tests {
     fn settings_that_cannot_work_are_refused() {
         let data = dataset(400, 1);
         assert!(matches!(data.folds(&Folds::default(), 0), Err(DataError::EmptyWindow)));
-        let leaking = Folds {
-            purge: 4,
-            embargo: 50,
-            spans: 4,
-        };
-        assert!(matches!(
-            data.folds(&leaking, 8),
-            Err(DataError::Leak { purge: 4, horizon: 5 })
-        ));
+        let leaking = Folds { purge: 4, embargo: 50, spans: 4 };
+        assert!(matches!(data.folds(&leaking, 8), Err(DataError::Leak { purge: 4, horizon: 5 })));
         let bars = fixture::bars(100, 1);
-        assert!(matches!(
-            Dataset::new(&bars, &[Feature::Return1], 1),
-            Err(DataError::Horizon { .. })
-        ));
-        assert!(matches!(
-            Dataset::new(&bars, &[], 5),
-            Err(DataError::FeatureList { .. })
-        ));
-        let twice = Dataset::new(&bars, &[Feature::Return1, Feature::Return1], 5)
-            .unwrap_err()
-            .to_string();
+        assert!(matches!(Dataset::new(&bars, &[Feature::Return1], 1), Err(DataError::Horizon { .. })));
+        assert!(matches!(Dataset::new(&bars, &[], 5), Err(DataError::FeatureList { .. })));
+        let twice = Dataset::new(&bars, &[Feature::Return1, Feature::Return1], 5).unwrap_err().to_string();
         assert!(twice.contains("[return_1, return_1]"), "{twice}");
     }
 
@@ -385,12 +315,8 @@ mod tests {
         let mut volume = vec![7.0; 300];
         volume[200..].iter_mut().zip(1..).for_each(|(v, i)| *v = f64::from(i));
         let closes = fixture::bars(300, 6).close().to_vec();
-        let data = Dataset::new(
-            &fixture::from_closes(&closes, &volume),
-            &[Feature::Return1, Feature::VolumeChange],
-            5,
-        )
-        .unwrap();
+        let data = Dataset::new(&fixture::from_closes(&closes, &volume), &[Feature::Return1, Feature::VolumeChange], 5)
+            .unwrap();
         let folds = data.folds(&Folds::default(), 8).unwrap();
         let said: Vec<String> = folds[0].still_columns().map(ToString::to_string).collect();
         assert_eq!(

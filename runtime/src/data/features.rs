@@ -81,13 +81,10 @@ impl FromStr for Feature {
     type Err = DataError;
 
     fn from_str(text: &str) -> Result<Self, DataError> {
-        Self::ALL
-            .into_iter()
-            .find(|feature| feature.name() == text)
-            .ok_or_else(|| DataError::UnknownFeature {
-                text: text.to_owned(),
-                known: Self::ALL.map(Self::name).join(", "),
-            })
+        Self::ALL.into_iter().find(|feature| feature.name() == text).ok_or_else(|| DataError::UnknownFeature {
+            text: text.to_owned(),
+            known: Self::ALL.map(Self::name).join(", "),
+        })
     }
 }
 
@@ -97,18 +94,13 @@ impl FromStr for Feature {
 pub fn compute(bars: &Bars, features: &[Feature]) -> Vec<f64> {
     let history = History::new(bars);
     let row = |bar| features.iter().map(move |feature| (bar, *feature));
-    (WARM_UP..bars.len())
-        .flat_map(row)
-        .map(|(bar, feature)| history.value(feature, bar))
-        .collect()
+    (WARM_UP..bars.len()).flat_map(row).map(|(bar, feature)| history.value(feature, bar)).collect()
 }
 
 /// Daily logarithmic returns `ln(C[t] / C[t-1])`, one a bar; the first bar has none and reads 0.
 pub fn log_returns(bars: &Bars) -> Vec<f64> {
     let step = |pair: &[f64]| pair[1].ln() - pair[0].ln();
-    std::iter::once(0.0)
-        .chain(bars.return_close().windows(2).map(step))
-        .collect()
+    std::iter::once(0.0).chain(bars.return_close().windows(2).map(step)).collect()
 }
 
 /// Realised volatility a day: the sample standard deviation (about the mean, over n - 1) of daily log returns.
@@ -135,18 +127,8 @@ struct History<'a> {
 
 impl<'a> History<'a> {
     fn new(bars: &'a Bars) -> Self {
-        let ranges = bars
-            .high()
-            .iter()
-            .zip(bars.low())
-            .map(|(high, low)| high.ln() - low.ln())
-            .collect();
-        Self {
-            close: bars.return_close(),
-            returns: log_returns(bars),
-            ranges,
-            volume: carried(bars.volume()),
-        }
+        let ranges = bars.high().iter().zip(bars.low()).map(|(high, low)| high.ln() - low.ln()).collect();
+        Self { close: bars.return_close(), returns: log_returns(bars), ranges, volume: carried(bars.volume()) }
     }
 
     fn value(&self, feature: Feature, bar: usize) -> f64 {
@@ -170,11 +152,7 @@ impl<'a> History<'a> {
 
     fn volume_change(&self, bar: usize) -> f64 {
         let (today, recent) = (self.volume[bar], last(&self.volume, bar, 20));
-        if today > 0.0 {
-            today.ln() - ln_mean_recorded(recent)
-        } else {
-            0.0
-        }
+        if today > 0.0 { today.ln() - ln_mean_recorded(recent) } else { 0.0 }
     }
 }
 
@@ -219,10 +197,7 @@ mod tests {
             assert_eq!(feature.to_string().parse::<Feature>().unwrap(), feature);
         }
         let message = "log_vol".parse::<Feature>().unwrap_err().to_string();
-        assert!(
-            message.contains("\"log_vol\"") && message.contains("log_volatility_5"),
-            "{message}"
-        );
+        assert!(message.contains("\"log_vol\"") && message.contains("log_volatility_5"), "{message}");
     }
 
     #[test]
@@ -271,9 +246,7 @@ mod tests {
 
     #[test]
     fn extreme_prices_and_volumes_stay_finite() {
-        let prices: Vec<f64> = (0..40)
-            .map(|i| if i % 2 == 0 { f64::MAX } else { f64::MIN_POSITIVE })
-            .collect();
+        let prices: Vec<f64> = (0..40).map(|i| if i % 2 == 0 { f64::MAX } else { f64::MIN_POSITIVE }).collect();
         let values = compute(&fixture::from_closes(&prices, &[f64::MAX; 40]), &Feature::ALL);
         assert!(values.iter().all(|v| v.is_finite()));
     }

@@ -12,18 +12,13 @@ pub(super) fn bars(count: usize, seed: u64) -> Bars {
     for _ in 0..count {
         let open = close;
         close *= (0.04 * (random.unit() - 0.5)).exp();
-        let (high, low) = (
-            f64::max(open, close) * (1.0 + 0.01 * random.unit()),
-            f64::min(open, close) * 0.99,
-        );
+        let (high, low) = (f64::max(open, close) * (1.0 + 0.01 * random.unit()), f64::min(open, close) * 0.99);
         writeln!(text, "{day},{open},{high},{low},{close},{}", 1.0 + 1e6 * random.unit()).unwrap();
-        day = day.saturating_add(
-            jiff::Span::new().days(if day.weekday() == jiff::civil::Weekday::Friday {
-                3
-            } else {
-                1
-            }),
-        );
+        day = day.saturating_add(jiff::Span::new().days(if day.weekday() == jiff::civil::Weekday::Friday {
+            3
+        } else {
+            1
+        }));
     }
     Bars::parse("fixture.csv", text.as_bytes()).unwrap()
 }

@@ -20,9 +20,7 @@ pub fn direction(bars: &Bars) -> Vec<bool> {
 /// bars than that.
 pub fn realised_volatility(bars: &Bars, horizon: usize) -> Vec<f64> {
     let returns = log_returns(bars);
-    (horizon..bars.len())
-        .map(|last| volatility(&returns[last + 1 - horizon..=last]))
-        .collect()
+    (horizon..bars.len()).map(|last| volatility(&returns[last + 1 - horizon..=last])).collect()
 }
 
 /// The median; of an even count, the mean of the two middle values. `None` of no values.

@@ -39,25 +39,13 @@ impl Column {
         let (seen, later) = (&values[train.clone()], &values[train.end..]);
         if let Some(centre) = still(seen) {
             let moves = later.iter().position(|value| differs(*value, centre));
-            let moves = moves.map(|after| ColumnState::ConstantInTraining {
-                moves_at: train.end + after,
-            });
-            return Self {
-                feature,
-                mean: centre,
-                scale: 1.0,
-                state: moves.unwrap_or(ColumnState::Constant),
-            };
+            let moves = moves.map(|after| ColumnState::ConstantInTraining { moves_at: train.end + after });
+            return Self { feature, mean: centre, scale: 1.0, state: moves.unwrap_or(ColumnState::Constant) };
         }
         let count = seen.len() as f64;
         let mean = seen.iter().sum::<f64>() / count;
         let square = seen.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
-        Self {
-            feature,
-            mean,
-            scale: square.sqrt(),
-            state: ColumnState::Moves,
-        }
+        Self { feature, mean, scale: square.sqrt(), state: ColumnState::Moves }
     }
 
     /// A value in training units; rounding of a constant column is taken away with its mean.
@@ -72,12 +60,7 @@ impl Column {
 
 impl fmt::Display for Column {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            feature,
-            mean,
-            scale,
-            state,
-        } = self;
+        let Self { feature, mean, scale, state } = self;
         match state {
             ColumnState::Moves => {
                 write!(f, "feature `{feature}`: mean {mean:.6}, scale {scale:.6}")
@@ -112,10 +95,7 @@ mod tests {
     #[test]
     fn training_rows_alone_give_mean_and_scale() {
         let column = Column::of(Feature::Return1, &[1.0, 3.0, 1.0, 3.0, 900.0], 0..4);
-        assert_eq!(
-            (column.mean, column.scale, column.state),
-            (2.0, 1.0, ColumnState::Moves)
-        );
+        assert_eq!((column.mean, column.scale, column.state), (2.0, 1.0, ColumnState::Moves));
         assert_eq!(column.normalise(900.0), 898.0);
     }
 
@@ -125,10 +105,7 @@ mod tests {
         let column = Column::of(Feature::VolumeChange, &noisy, 0..3);
         assert_eq!((column.scale, column.state), (1.0, ColumnState::Constant));
         assert!(noisy.iter().all(|value| column.normalise(*value) == 0.0));
-        assert_eq!(
-            column.to_string(),
-            "feature `volume_change` is always 0.100000: centred, scale 1"
-        );
+        assert_eq!(column.to_string(), "feature `volume_change` is always 0.100000: centred, scale 1");
     }
 
     #[test]

@@ -36,12 +36,7 @@ impl<'a> Table<'a> {
         if records.is_empty() {
             return Err(DataError::HeaderOnly { path: path.into() });
         }
-        Ok(Self {
-            path,
-            text,
-            header,
-            records,
-        })
+        Ok(Self { path, text, header, records })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -63,10 +58,7 @@ impl<'a> Table<'a> {
             Some(ColumnIndex { name, index })
         });
         match (found.next(), found.next()) {
-            (_, Some(second)) => Err(DataError::RepeatedColumn {
-                path: self.path.into(),
-                column: second.name,
-            }),
+            (_, Some(second)) => Err(DataError::RepeatedColumn { path: self.path.into(), column: second.name }),
             (first, None) => Ok(first),
         }
     }
@@ -81,13 +73,7 @@ impl<'a> Table<'a> {
 
     pub(super) fn refuse(&self, record: usize, column: ColumnIndex, problem: &'static str) -> DataError {
         let text = self.cell(record, column).chars().take(QUOTED_CHARS).collect();
-        DataError::Cell {
-            path: self.path.into(),
-            row: self.row(record),
-            column: column.name,
-            text,
-            problem,
-        }
+        DataError::Cell { path: self.path.into(), row: self.row(record), column: column.name, text, problem }
     }
 
     /// The line of the file that a record starts on.
@@ -100,16 +86,11 @@ impl<'a> Table<'a> {
 /// UTF-8 text without its byte-order mark.
 fn decode<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, DataError> {
     if let Some(encoding) = foreign_encoding(bytes) {
-        return Err(DataError::Encoding {
-            path: path.into(),
-            encoding,
-        });
+        return Err(DataError::Encoding { path: path.into(), encoding });
     }
     let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
-    std::str::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
-        path: path.into(),
-        row: line_at(bytes, error.valid_up_to()),
-    })
+    std::str::from_utf8(bytes)
+        .map_err(|error| DataError::NotUtf8 { path: path.into(), row: line_at(bytes, error.valid_up_to()) })
 }
 
 /// Names UTF-16 and UTF-32, by mark or, without one, by the zero byte that pads the first ASCII letter.
@@ -136,16 +117,11 @@ fn line_at(bytes: &[u8], byte: usize) -> usize {
 }
 
 fn read_error(path: &Path, text: &str, error: &csv::Error) -> DataError {
-    let row = error
-        .position()
-        .map_or(1, |at| line_at(text.as_bytes(), at.byte() as usize));
+    let row = error.position().map_or(1, |at| line_at(text.as_bytes(), at.byte() as usize));
     match *error.kind() {
-        ErrorKind::UnequalLengths { expected_len, len, .. } => DataError::Ragged {
-            path: path.into(),
-            row,
-            expected: expected_len as usize,
-            found: len as usize,
-        },
+        ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            DataError::Ragged { path: path.into(), row, expected: expected_len as usize, found: len as usize }
+        }
         // The text is UTF-8 in memory, so nothing else can arise; this stays true whatever a later reader adds.
         _ => DataError::NotUtf8 { path: path.into(), row },
     }
@@ -158,11 +134,7 @@ fn number(text: &str) -> Result<f64, &'static str> {
     }
     let plain = without_thousands(text).ok_or(NOT_A_NUMBER)?;
     let value: f64 = plain.parse().map_err(|_| NOT_A_NUMBER)?;
-    if value.is_finite() {
-        Ok(value)
-    } else {
-        Err("which is not finite: give a value or remove the row")
-    }
+    if value.is_finite() { Ok(value) } else { Err("which is not finite: give a value or remove the row") }
 }
 
 const NOT_A_NUMBER: &str = "which is not a number: write it as 1049.34 or \"1,049.34\"";
@@ -187,18 +159,13 @@ mod tests {
 
     #[test]
     fn numbers_are_read_or_refused() {
-        for (text, value) in [
-            ("1e5", 1e5),
-            ("1,049.34", 1049.34),
-            ("12,345,678", 12_345_678.0),
-            ("+3", 3.0),
-            ("-1", -1.0),
-        ] {
+        for (text, value) in
+            [("1e5", 1e5), ("1,049.34", 1049.34), ("12,345,678", 12_345_678.0), ("+3", 3.0), ("-1", -1.0)]
+        {
             assert_eq!(number(text), Ok(value), "{text}");
         }
-        for text in [
-            "", "NaN", "inf", "1e999", "n/a", "1,5", "1049,34", "1.5,000", "1,049,3", ",1", "1_0", "0x10", "-",
-        ] {
+        for text in ["", "NaN", "inf", "1e999", "n/a", "1,5", "1049,34", "1.5,000", "1,049,3", ",1", "1_0", "0x10", "-"]
+        {
             assert!(number(text).is_err(), "{text}");
         }
     }

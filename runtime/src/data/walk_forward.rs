@@ -34,11 +34,7 @@ pub struct Fold {
 
 impl Default for Folds {
     fn default() -> Self {
-        Self {
-            spans: 4,
-            purge: HORIZON,
-            embargo: HORIZON,
-        }
+        Self { spans: 4, purge: HORIZON, embargo: HORIZON }
     }
 }
 
@@ -58,11 +54,8 @@ impl Folds {
             return Err(DataError::TooFewSpans { spans: self.spans });
         }
         let gap = self.purge.saturating_add(self.embargo);
-        let fold = |(number, test): (usize, Range<usize>)| Fold {
-            number,
-            train: 0..test.start.saturating_sub(gap),
-            test,
-        };
+        let fold =
+            |(number, test): (usize, Range<usize>)| Fold { number, train: 0..test.start.saturating_sub(gap), test };
         Ok(self.spans(rows).enumerate().skip(1).map(fold).collect())
     }
 }
@@ -107,28 +100,13 @@ mod tests {
     fn a_gap_longer_than_a_span_leaves_no_training_rows() {
         let trained = |folds: Folds| folds.over(40).unwrap()[0].train.len();
         assert_eq!(trained(Folds::default()), 0);
-        assert_eq!(
-            trained(Folds {
-                embargo: 4,
-                ..Folds::default()
-            }),
-            1
-        );
-        assert_eq!(
-            trained(Folds {
-                purge: usize::MAX,
-                ..Folds::default()
-            }),
-            0
-        );
+        assert_eq!(trained(Folds { embargo: 4, ..Folds::default() }), 1);
+        assert_eq!(trained(Folds { purge: usize::MAX, ..Folds::default() }), 0);
     }
 
     #[test]
     fn one_span_is_no_fold() {
-        let one = Folds {
-            spans: 1,
-            ..Folds::default()
-        };
+        let one = Folds { spans: 1, ..Folds::default() };
         assert!(matches!(one.over(100), Err(DataError::TooFewSpans { spans: 1 })));
     }
 }

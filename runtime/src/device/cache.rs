@@ -102,16 +102,10 @@ mod tests {
     #[test]
     fn a_damaged_entry_is_built_again() {
         let folder = tempfile::tempdir().expect("temporary folder");
-        let cache = Cache {
-            folder: folder.path().join("sub"),
-        };
+        let cache = Cache { folder: folder.path().join("sub") };
         let key = Key::of(&["x"]);
         let path = cache.folder.join(format!("{}.bin", key.0));
-        let get = |payload: &[u8]| {
-            cache
-                .get_or_build(&key, || Ok::<_, ()>(payload.to_vec()))
-                .expect("built")
-        };
+        let get = |payload: &[u8]| cache.get_or_build(&key, || Ok::<_, ()>(payload.to_vec())).expect("built");
         assert_eq!(get(b"one"), b"one");
         assert_eq!(get(b"two"), b"one", "a hit builds nothing");
         for damage in [&b""[..], &b"unio"[..], &[0u8; 60][..]] {

@@ -61,25 +61,14 @@ impl CudaDevice {
         unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
         let name = context.name()?;
         let capability = (major * 10 + minor) as u32;
-        Ok(Self {
-            context,
-            stream,
-            limits,
-            capability,
-            name,
-            driver: version,
-            cache: Cache::open(),
-        })
+        Ok(Self { context, stream, limits, capability, name, driver: version, cache: Cache::open() })
     }
 
     pub(super) fn describe(&self) -> String {
         let (major, minor) = (self.capability / 10, self.capability % 10);
         let (cuda, of_cuda) = (self.driver / 1000, self.driver % 1000 / 10);
         let compiler = nvrtc::available().map_or("no NVRTC".into(), |v| format!("NVRTC {v}"));
-        format!(
-            "cuda: {}, compute capability {major}.{minor}, driver for CUDA {cuda}.{of_cuda}, {compiler}",
-            self.name
-        )
+        format!("cuda: {}, compute capability {major}.{minor}, driver for CUDA {cuda}.{of_cuda}, {compiler}", self.name)
     }
 
     pub(super) fn limits(&self) -> Limits {
@@ -110,11 +99,7 @@ impl CudaDevice {
         let version = nvrtc::available()?.to_string();
         nvrtc::best_architecture(self.capability, &supported).ok_or_else(|| DeviceError::Architecture {
             card: format!("sm_{}", self.capability),
-            supported: supported
-                .iter()
-                .map(|a| format!("sm_{a}"))
-                .collect::<Vec<_>>()
-                .join(" "),
+            supported: supported.iter().map(|a| format!("sm_{a}")).collect::<Vec<_>>().join(" "),
             version,
         })
     }
@@ -142,30 +127,18 @@ impl Code {
         device.bind()?;
         // SAFETY: a whole CUBIN, or PTX that ends in NUL, as NVRTC gave it.
         let handle = unsafe { result::module::load_data(image.as_ptr().cast()) };
-        let handle = handle.map_err(|e| DeviceError::Load {
-            name: source.name.into(),
-            reason: words(e),
-        })?;
-        Ok(Self {
-            device: Arc::clone(device),
-            handle,
-        })
+        let handle = handle.map_err(|e| DeviceError::Load { name: source.name.into(), reason: words(e) })?;
+        Ok(Self { device: Arc::clone(device), handle })
     }
 
     pub(super) fn function(&self, module: &str, name: &str) -> Result<Function> {
         self.device.bind()?;
-        let failed = |reason| DeviceError::Load {
-            name: module.into(),
-            reason,
-        };
+        let failed = |reason| DeviceError::Load { name: module.into(), reason };
         let symbol = CString::new(name).map_err(|e| failed(e.to_string()))?;
         // SAFETY: a live module.
         let handle = unsafe { result::module::get_function(self.handle, symbol) };
         let handle = handle.map_err(|e| failed(format!("kernel `{name}`: {}", words(e))))?;
-        Ok(Function {
-            handle,
-            opted_in: Arc::new(AtomicU32::new(SHARED_WITHOUT_OPT_IN)),
-        })
+        Ok(Function { handle, opted_in: Arc::new(AtomicU32::new(SHARED_WITHOUT_OPT_IN)) })
     }
 }
 
@@ -205,14 +178,7 @@ impl Function {
         let (grid, block) = ((config.grid, 1, 1), (config.block, 1, 1));
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         let launched = unsafe {
-            result::launch_kernel(
-                self.handle,
-                grid,
-                block,
-                config.shared_bytes,
-                device.stream(),
-                words.pointers(),
-            )
+            result::launch_kernel(self.handle, grid, block, config.shared_bytes, device.stream(), words.pointers())
         };
         launched.map_err(driver("launching a kernel"))
     }
@@ -236,9 +202,7 @@ impl Function {
         let get = |which| {
             // SAFETY: a live function.
             let value = unsafe { result::function::get_function_attribute(self.handle, which) };
-            value
-                .map(|v| v.max(0) as u32)
-                .map_err(driver("asking for a kernel's properties"))
+            value.map(|v| v.max(0) as u32).map_err(driver("asking for a kernel's properties"))
         };
         Ok(Attributes {
             registers: get(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
@@ -268,12 +232,7 @@ impl Buffer {
         device.bind()?;
         // SAFETY: the driver refuses sizes it cannot serve; zero bytes are not asked for.
         let address = unsafe { result::malloc_sync(len.max(1)) }.map_err(|e| allocating(e, len))?;
-        let buffer = Self {
-            device: Arc::clone(device),
-            address,
-            host: None,
-            len,
-        };
+        let buffer = Self { device: Arc::clone(device), address, host: None, len };
         buffer.zero()?;
         Ok(buffer)
     }
@@ -285,12 +244,7 @@ impl Buffer {
         // SAFETY: as above.
         let host = unsafe { result::malloc_host(size, sys::CU_MEMHOSTALLOC_DEVICEMAP) };
         let host = host.map_err(|e| allocating(e, len))?;
-        let mut buffer = Self {
-            device: Arc::clone(device),
-            address: 0,
-            host: Some(host),
-            len,
-        };
+        let mut buffer = Self { device: Arc::clone(device), address: 0, host: Some(host), len };
         // SAFETY: pinned memory of `size` bytes that nothing else knows yet.
         unsafe { host.cast::<u8>().write_bytes(0, size) };
         // SAFETY: memory just allocated with the flag for mapping.
@@ -318,9 +272,7 @@ impl Buffer {
         self.device.bind()?;
         // SAFETY: the range was checked; the copy has ended when this returns.
         let copied = unsafe { result::memcpy_htod_async(self.address + offset as u64, bytes, self.device.stream()) };
-        copied
-            .and_then(|()| self.device.wait())
-            .map_err(driver("writing memory"))
+        copied.and_then(|()| self.device.wait()).map_err(driver("writing memory"))
     }
 
     pub(super) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
@@ -330,9 +282,7 @@ impl Buffer {
         self.device.bind()?;
         // SAFETY: the range was checked; the copy has ended when this returns.
         let copied = unsafe { result::memcpy_dtoh_async(bytes, self.address + offset as u64, self.device.stream()) };
-        copied
-            .and_then(|()| self.device.wait())
-            .map_err(driver("reading memory"))
+        copied.and_then(|()| self.device.wait()).map_err(driver("reading memory"))
     }
 
     pub(super) fn zero(&self) -> Result<()> {
@@ -367,10 +317,7 @@ impl Drop for Buffer {
 }
 
 fn no_cuda(reason: String) -> DeviceError {
-    DeviceError::NoCuda {
-        reason,
-        looked_for: "libcuda.so, libcuda.so.1 and a card".into(),
-    }
+    DeviceError::NoCuda { reason, looked_for: "libcuda.so, libcuda.so.1 and a card".into() }
 }
 
 fn allocating(error: DriverError, bytes: usize) -> DeviceError {
@@ -381,10 +328,7 @@ fn allocating(error: DriverError, bytes: usize) -> DeviceError {
 }
 
 fn driver(call: &'static str) -> impl FnOnce(DriverError) -> DeviceError {
-    move |error| DeviceError::Driver {
-        call,
-        reason: words(error),
-    }
+    move |error| DeviceError::Driver { call, reason: words(error) }
 }
 
 fn words(error: DriverError) -> String {

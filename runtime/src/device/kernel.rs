@@ -38,12 +38,7 @@ pub struct LaunchConfig {
 impl LaunchConfig {
     /// `grid` blocks of `block` threads, no cluster, no shared memory.
     pub fn new(grid: u32, block: u32) -> Self {
-        Self {
-            grid,
-            block,
-            cluster: 1,
-            shared_bytes: 0,
-        }
+        Self { grid, block, cluster: 1, shared_bytes: 0 }
     }
 
     /// The same with this much dynamic shared memory.
@@ -104,9 +99,7 @@ enum Entry {
 
 impl Module {
     pub(super) fn new(shared: Shared) -> Self {
-        Self {
-            shared: Arc::new(shared),
-        }
+        Self { shared: Arc::new(shared) }
     }
 
     /// The kernel of this name, or an error that lists the names there are.
@@ -116,11 +109,7 @@ impl Module {
             Code::Cuda(code) => Entry::Cuda(code.function(&self.shared.name, name)?),
             Code::Emulator(code) => Entry::Emulator(code.function(&self.shared.name, name)?),
         };
-        Ok(Kernel {
-            module: Arc::clone(&self.shared),
-            declared,
-            entry,
-        })
+        Ok(Kernel { module: Arc::clone(&self.shared), declared, entry })
     }
 
     /// The kernels' names, in the text's order.
@@ -163,9 +152,7 @@ impl Kernel {
             (Entry::Emulator(function), Backend::Emulator(device)) => unsafe {
                 function.launch(device, self.name(), config, &mut Words::new(args))
             },
-            _ => Err(DeviceError::WrongMemory {
-                what: "kernel and device differ",
-            }),
+            _ => Err(DeviceError::WrongMemory { what: "kernel and device differ" }),
         }
     }
 
@@ -213,50 +200,29 @@ impl Kernel {
         };
         within("the grid", config.grid, i32::MAX as u32)?;
         within("the number of threads a block", config.block, threads)?;
-        within(
-            "the dynamic shared memory a block (bytes)",
-            config.shared_bytes,
-            limits.max_shared_bytes,
-        )?;
+        within("the dynamic shared memory a block (bytes)", config.shared_bytes, limits.max_shared_bytes)?;
         if config.block == 0 {
             let reason = "a block of 0 threads".into();
-            return Err(DeviceError::Arguments {
-                kernel: self.name().into(),
-                reason,
-            });
+            return Err(DeviceError::Arguments { kernel: self.name().into(), reason });
         }
         if config.cluster > 1 {
             let cure = "launch with cluster 1";
-            return Err(DeviceError::Unsupported {
-                what: "a thread-block cluster",
-                cure,
-            });
+            return Err(DeviceError::Unsupported { what: "a thread-block cluster", cure });
         }
         Ok(())
     }
 
     fn check_arguments(&self, args: &[Arg<'_>]) -> Result<()> {
-        let wrong = |reason| {
-            Err(DeviceError::Arguments {
-                kernel: self.name().into(),
-                reason,
-            })
-        };
+        let wrong = |reason| Err(DeviceError::Arguments { kernel: self.name().into(), reason });
         if args.len() != self.declared.parameters {
-            return wrong(format!(
-                "{} arguments for {} parameters",
-                args.len(),
-                self.declared.parameters
-            ));
+            return wrong(format!("{} arguments for {} parameters", args.len(), self.declared.parameters));
         }
         for (at, arg) in args.iter().enumerate() {
             let Arg::Buffer(memory, offset) = arg else {
                 continue;
             };
             if !memory.belongs_to(&self.module.device.backend) {
-                return Err(DeviceError::WrongMemory {
-                    what: "a launch argument is memory of another device",
-                });
+                return Err(DeviceError::WrongMemory { what: "a launch argument is memory of another device" });
             }
             if *offset > memory.len() {
                 return wrong(format!("argument {at} starts at byte {offset} of {}", memory.len()));
@@ -307,9 +273,6 @@ impl fmt::Debug for Module {
 
 impl fmt::Debug for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kernel")
-            .field("module", &self.module.name)
-            .field("name", &self.declared.name)
-            .finish()
+        f.debug_struct("Kernel").field("module", &self.module.name).field("name", &self.declared.name).finish()
     }
 }

@@ -76,12 +76,7 @@ impl Memory {
     pub fn read_vec<T: Pod>(&self) -> Result<Vec<T>> {
         let size = size_of::<T>();
         if !self.len().is_multiple_of(size) {
-            return Err(DeviceError::Length {
-                what: "read of whole values",
-                asked: size,
-                offset: 0,
-                len: self.len(),
-            });
+            return Err(DeviceError::Length { what: "read of whole values", asked: size, offset: 0, len: self.len() });
         }
         let mut values = vec![T::default(); self.len() / size];
         self.read(T::bytes_mut(&mut values))?;
@@ -92,17 +87,13 @@ impl Memory {
     pub fn peek(&self, offset: usize) -> Result<u64> {
         self.inside("peek", offset, 8)?;
         if !offset.is_multiple_of(8) {
-            return Err(DeviceError::WrongMemory {
-                what: "peek needs an offset divisible by 8",
-            });
+            return Err(DeviceError::WrongMemory { what: "peek needs an offset divisible by 8" });
         }
         let word = match &self.inner {
             Inner::Cuda(buffer) => buffer.peek(offset),
             Inner::Emulator(buffer) => buffer.peek(offset),
         };
-        word.ok_or(DeviceError::WrongMemory {
-            what: "peek needs mapped memory",
-        })
+        word.ok_or(DeviceError::WrongMemory { what: "peek needs mapped memory" })
     }
 
     /// The address as the device's kernels see it.
@@ -123,39 +114,19 @@ impl Memory {
 
     fn whole(&self, what: &'static str, asked: usize) -> Result<()> {
         let len = self.len();
-        if asked == len {
-            Ok(())
-        } else {
-            Err(DeviceError::Length {
-                what,
-                asked,
-                offset: 0,
-                len,
-            })
-        }
+        if asked == len { Ok(()) } else { Err(DeviceError::Length { what, asked, offset: 0, len }) }
     }
 
     fn inside(&self, what: &'static str, offset: usize, asked: usize) -> Result<()> {
         let len = self.len();
         let fits = offset.checked_add(asked).is_some_and(|end| end <= len);
-        if fits {
-            Ok(())
-        } else {
-            Err(DeviceError::Length {
-                what,
-                asked,
-                offset,
-                len,
-            })
-        }
+        if fits { Ok(()) } else { Err(DeviceError::Length { what, asked, offset, len }) }
     }
 }
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory")
-            .field("len", &self.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Memory").field("len", &self.len()).finish_non_exhaustive()
     }
 }
 

@@ -111,15 +111,11 @@ impl Device {
     /// Opens the emulator. Errors: there is no C++ compiler.
     pub fn emulator(options: EmulatorOptions) -> Result<Self> {
         let device = emulator::EmulatorDevice::open(options)?;
-        Ok(Self {
-            backend: Backend::Emulator(Arc::new(device)),
-        })
+        Ok(Self { backend: Backend::Emulator(Arc::new(device)) })
     }
 
     fn cuda() -> Result<Self> {
-        Ok(Self {
-            backend: Backend::Cuda(Arc::new(cuda::CudaDevice::open()?)),
-        })
+        Ok(Self { backend: Backend::Cuda(Arc::new(cuda::CudaDevice::open()?)) })
     }
 
     /// The emulator where there is no card; announced, never silent.
@@ -129,10 +125,7 @@ impl Device {
                 tracing::warn!(reason = %cuda, device = device.describe(), "kernels run on the emulator");
                 Ok(device)
             }
-            Err(emulator) => Err(DeviceError::NoDevice {
-                cuda: cuda.into(),
-                emulator: emulator.into(),
-            }),
+            Err(emulator) => Err(DeviceError::NoDevice { cuda: cuda.into(), emulator: emulator.into() }),
         }
     }
 
@@ -169,12 +162,7 @@ impl Device {
                 kernel::Code::Emulator(emulator::Code::load(device, source, options, &kernels)?)
             }
         };
-        Ok(Module::new(kernel::Shared {
-            name: source.name.into(),
-            device: self.clone(),
-            kernels,
-            code,
-        }))
+        Ok(Module::new(kernel::Shared { name: source.name.into(), device: self.clone(), kernels, code }))
     }
 
     /// [`Device::load`] for many texts at once, in parallel; modules come in the sources' order. The first error wins.

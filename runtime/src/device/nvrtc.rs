@@ -38,25 +38,15 @@ pub fn supported_architectures() -> Result<Vec<u32>> {
 ///
 /// Errors: no NVRTC; the compiler's log, which names lines as `#line` in the text says.
 pub fn compile(text: &str, name: &str, arch: &str, options: &CompileOptions) -> Result<Vec<u8>> {
-    let whole = format!(
-        "#line 1 \"unio.cuh\"\n{}\n#line 1 \"{}\"\n{text}",
-        prelude(),
-        label(name)
-    );
+    let whole = format!("#line 1 \"unio.cuh\"\n{}\n#line 1 \"{}\"\n{text}", prelude(), label(name));
     let arguments = flags(arch, options);
     library()?.compile(&whole, name, &arguments, arch.starts_with("compute_"))
 }
 
 /// Flags that decide bits; they are part of a cache entry's key.
 pub(crate) fn flags(arch: &str, options: &CompileOptions) -> Vec<String> {
-    let fixed = [
-        "--std=c++17",
-        "--fmad=false",
-        "--ftz=false",
-        "--prec-div=true",
-        "--prec-sqrt=true",
-        "--generate-line-info",
-    ];
+    let fixed =
+        ["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--generate-line-info"];
     let mut flags: Vec<String> = fixed.map(String::from).into();
     flags.push(format!("--gpu-architecture={arch}"));
     flags.push(options.real.define());
@@ -73,15 +63,7 @@ pub(crate) fn best_architecture(card: u32, supported: &[u32]) -> Option<String> 
 
 /// A name that is safe inside the quotes of `#line`.
 pub(crate) fn label(name: &str) -> String {
-    name.chars()
-        .map(|c| {
-            if c == '"' || c == '\\' || c.is_control() {
-                '_'
-            } else {
-                c
-            }
-        })
-        .collect()
+    name.chars().map(|c| if c == '"' || c == '\\' || c.is_control() { '_' } else { c }).collect()
 }
 
 type Code = c_int;
@@ -133,9 +115,7 @@ fn search() -> Result<Nvrtc> {
     if let Some(folder) = folder {
         looked_for.insert(0, format!("{DIR_VARIABLE}={}", folder.display()));
     }
-    Err(DeviceError::NoNvrtc {
-        looked_for: looked_for.join(", "),
-    })
+    Err(DeviceError::NoNvrtc { looked_for: looked_for.join(", ") })
 }
 
 /// The compiler and its builtins; loaded in that order the builtins are found at compile time.
@@ -159,39 +139,21 @@ impl Pair {
 }
 
 fn in_folder(folder: &Path) -> Option<Pair> {
-    let mut names: Vec<String> = folder
-        .read_dir()
-        .ok()?
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .collect();
+    let mut names: Vec<String> =
+        folder.read_dir().ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
     names.sort();
     let find = |stem: &str| {
         let with_version = format!("{stem}.so");
-        names
-            .iter()
-            .rfind(|name| name.starts_with(&with_version))
-            .map(|name| folder.join(name))
+        names.iter().rfind(|name| name.starts_with(&with_version)).map(|name| folder.join(name))
     };
-    Some(Pair {
-        builtins: find("libnvrtc-builtins"),
-        nvrtc: find("libnvrtc")?,
-    })
+    Some(Pair { builtins: find("libnvrtc-builtins"), nvrtc: find("libnvrtc")? })
 }
 
 fn system_names() -> impl Iterator<Item = Pair> {
     let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-    let loader = names.map(|name| Pair {
-        builtins: None,
-        nvrtc: name.into(),
-    });
-    let toolkit = [
-        "/usr/local/cuda/lib64",
-        "/usr/local/cuda/targets/x86_64-linux/lib",
-        "/opt/cuda/lib64",
-    ];
-    loader
-        .into_iter()
-        .chain(toolkit.into_iter().filter_map(|folder| in_folder(Path::new(folder))))
+    let loader = names.map(|name| Pair { builtins: None, nvrtc: name.into() });
+    let toolkit = ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64"];
+    loader.into_iter().chain(toolkit.into_iter().filter_map(|folder| in_folder(Path::new(folder))))
 }
 
 macro_rules! symbol {
@@ -244,26 +206,12 @@ impl Nvrtc {
     fn compile(&self, text: &str, name: &str, flags: &[String], ptx: bool) -> Result<Vec<u8>> {
         let text = c_string("the text", text)?;
         let label = c_string("the name", &label(name))?;
-        let flags = flags
-            .iter()
-            .map(|flag| c_string("a flag", flag))
-            .collect::<Result<Vec<_>>>()?;
+        let flags = flags.iter().map(|flag| c_string("a flag", flag)).collect::<Result<Vec<_>>>()?;
         let flags: Vec<*const c_char> = flags.iter().map(|flag| flag.as_ptr()).collect();
-        let mut program = OwnedProgram {
-            nvrtc: self,
-            handle: ptr::null_mut(),
-        };
+        let mut program = OwnedProgram { nvrtc: self, handle: ptr::null_mut() };
         // SAFETY: both strings end in NUL and outlive the program; there are no headers.
-        let code = unsafe {
-            (self.create)(
-                &mut program.handle,
-                text.as_ptr(),
-                label.as_ptr(),
-                0,
-                ptr::null(),
-                ptr::null(),
-            )
-        };
+        let code =
+            unsafe { (self.create)(&mut program.handle, text.as_ptr(), label.as_ptr(), 0, ptr::null(), ptr::null()) };
         self.check("nvrtcCreateProgram", code)?;
         // SAFETY: a live program and `flags.len()` strings.
         let code = unsafe { (self.compile)(program.handle, flags.len() as c_int, flags.as_ptr()) };
@@ -271,11 +219,7 @@ impl Nvrtc {
         if code == COMPILATION {
             let log = program.fetch("nvrtcGetProgramLog", self.log_size, self.log)?;
             let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).into();
-            return Err(DeviceError::Compile {
-                name: name.into(),
-                compiler: format!("NVRTC {}", self.version),
-                log,
-            });
+            return Err(DeviceError::Compile { name: name.into(), compiler: format!("NVRTC {}", self.version), log });
         }
         self.check("nvrtcCompileProgram", code)?;
         if ptx {
@@ -290,10 +234,7 @@ impl Nvrtc {
         }
         // SAFETY: NVRTC answers any code with a static string.
         let reason = unsafe { CStr::from_ptr((self.error)(code)) };
-        Err(DeviceError::Nvrtc {
-            call,
-            reason: reason.to_string_lossy().into(),
-        })
+        Err(DeviceError::Nvrtc { call, reason: reason.to_string_lossy().into() })
     }
 }
 
@@ -331,17 +272,12 @@ impl Drop for OwnedProgram<'_> {
 }
 
 fn c_string(what: &'static str, text: &str) -> Result<CString> {
-    CString::new(text).map_err(|_| DeviceError::Nvrtc {
-        call: "nvrtcCreateProgram",
-        reason: format!("{what} holds a NUL"),
-    })
+    CString::new(text)
+        .map_err(|_| DeviceError::Nvrtc { call: "nvrtcCreateProgram", reason: format!("{what} holds a NUL") })
 }
 
 fn missing(error: &libloading::Error) -> DeviceError {
-    DeviceError::Nvrtc {
-        call: "loading",
-        reason: error.to_string(),
-    }
+    DeviceError::Nvrtc { call: "loading", reason: error.to_string() }
 }
 
 impl fmt::Display for Version {

@@ -81,14 +81,11 @@ pub(crate) fn kernels(text: &str) -> Vec<Declared> {
 }
 
 pub(crate) fn find<'a>(module: &str, kernels: &'a [Declared], name: &str) -> Result<&'a Declared> {
-    kernels
-        .iter()
-        .find(|k| k.name == name)
-        .ok_or_else(|| DeviceError::NoKernel {
-            module: module.into(),
-            kernel: name.into(),
-            known: kernels.iter().map(|k| k.name.as_str()).collect::<Vec<_>>().join(", "),
-        })
+    kernels.iter().find(|k| k.name == name).ok_or_else(|| DeviceError::NoKernel {
+        module: module.into(),
+        kernel: name.into(),
+        known: kernels.iter().map(|k| k.name.as_str()).collect::<Vec<_>>().join(", "),
+    })
 }
 
 fn declared(after: &str) -> Option<Declared> {
@@ -128,11 +125,7 @@ fn count_parameters(inside: &str) -> usize {
     });
     let commas = commas.count();
     let inside = inside.trim();
-    if inside.is_empty() || inside == "void" {
-        0
-    } else {
-        commas + 1
-    }
+    if inside.is_empty() || inside == "void" { 0 } else { commas + 1 }
 }
 
 fn without_comments(text: &str) -> String {
@@ -152,10 +145,7 @@ fn without_comments(text: &str) -> String {
         rest = &tail[skipped..];
     }
     out.push_str(rest);
-    out.lines()
-        .filter(|line| !line.trim_start().starts_with('#'))
-        .collect::<Vec<_>>()
-        .join("\n")
+    out.lines().filter(|line| !line.trim_start().starts_with('#')).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -168,16 +158,8 @@ mod tests {
                     UNIO_KERNEL(256) yes(UNIO_IN(real, x),\n UNIO_OUT(real, y), int n) { f(a / b); }\n\
                     UNIO_KERNEL(N) none() {}";
         let found = kernels(text);
-        let yes = Declared {
-            name: "yes".into(),
-            parameters: 3,
-            max_threads: Some(256),
-        };
-        let none = Declared {
-            name: "none".into(),
-            parameters: 0,
-            max_threads: None,
-        };
+        let yes = Declared { name: "yes".into(), parameters: 3, max_threads: Some(256) };
+        let none = Declared { name: "none".into(), parameters: 0, max_threads: None };
         assert_eq!(found, [yes, none]);
     }
 }

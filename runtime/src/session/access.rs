@@ -42,21 +42,13 @@ impl Session {
     ///
     /// Errors: no such member; a constant of another set.
     pub fn slot(&self, slot: SlotOf, member: usize) -> Result<f32> {
-        let found = self
-            .artefacts
-            .slots
-            .iter()
-            .find(|s| s.name == slot.name && s.index == slot.index);
+        let found = self.artefacts.slots.iter().find(|s| s.name == slot.name && s.index == slot.index);
         let Some(found) = found else {
             return Err(self.foreign("slot", slot.name, slot.index));
         };
         let members = found.members.len().max(1);
         if member >= members {
-            return Err(SessionError::Member {
-                slot: slot.name.into(),
-                members,
-                member,
-            });
+            return Err(SessionError::Member { slot: slot.name.into(), members, member });
         }
         self.word(ISV, slot.index + member).map(f32::from_bits)
     }
@@ -101,25 +93,14 @@ impl Session {
     pub fn state_named(&self, name: &str) -> Result<f64> {
         let state = self.state_of(name)?;
         let word = self.word(STATE, state.word)?;
-        Ok(if state.int {
-            f64::from(word as i32)
-        } else {
-            f64::from(f32::from_bits(word))
-        })
+        Ok(if state.int { f64::from(word as i32) } else { f64::from(f32::from_bits(word)) })
     }
 
     /// Sets a scalar state; an integer takes the whole part. Errors: no such name.
     pub fn set_state_named(&mut self, name: &str, value: f64) -> Result<()> {
         let state = self.state_of(name)?;
         let (word, int) = (state.word, state.int);
-        self.set_word(
-            word,
-            if int {
-                value as i32 as u32
-            } else {
-                (value as f32).to_bits()
-            },
-        )
+        self.set_word(word, if int { value as i32 as u32 } else { (value as f32).to_bits() })
     }
 
     /// The members of a slot family, in order; one value for a single slot. Errors: no such name.
@@ -151,28 +132,16 @@ impl Session {
         if let Some(len) = buffer.len {
             return match len == given {
                 true => Ok(()),
-                false => Err(SessionError::Length {
-                    buffer: name(),
-                    len,
-                    given,
-                }),
+                false => Err(SessionError::Length { buffer: name(), len, given }),
             };
         }
         let row = buffer.shape.get(1..).and_then(product).unwrap_or(1).max(1);
         if !given.is_multiple_of(row) {
-            return Err(SessionError::Rows {
-                buffer: name(),
-                row,
-                given,
-            });
+            return Err(SessionError::Rows { buffer: name(), row, given });
         }
         match given >= least {
             true => Ok(()),
-            false => Err(SessionError::TooShort {
-                buffer: name(),
-                least,
-                given,
-            }),
+            false => Err(SessionError::TooShort { buffer: name(), least, given }),
         }
     }
 
@@ -206,13 +175,8 @@ impl Session {
     }
 
     fn own_buffer<T>(&self, handle: BufferOf<T>) -> Result<usize> {
-        let own = self
-            .program
-            .buffers
-            .get(handle.index)
-            .is_some_and(|b| b.name == handle.name);
-        own.then_some(handle.index)
-            .ok_or_else(|| self.foreign("buffer", handle.name, handle.index))
+        let own = self.program.buffers.get(handle.index).is_some_and(|b| b.name == handle.name);
+        own.then_some(handle.index).ok_or_else(|| self.foreign("buffer", handle.name, handle.index))
     }
 
     fn own_state<T: Scalar>(&self, handle: StateOf<T>) -> Result<usize> {
@@ -242,12 +206,7 @@ impl Session {
     }
 
     fn foreign(&self, what: &'static str, name: &str, index: usize) -> SessionError {
-        SessionError::Foreign {
-            set: self.artefacts.set.clone(),
-            what,
-            name: name.into(),
-            index,
-        }
+        SessionError::Foreign { set: self.artefacts.set.clone(), what, name: name.into(), index }
     }
 
     pub(super) fn unknown<'a>(
@@ -257,16 +216,7 @@ impl Session {
         known: impl Iterator<Item = &'a String>,
     ) -> SessionError {
         let known: Vec<&str> = known.map(String::as_str).collect();
-        let known = if known.is_empty() {
-            "none".into()
-        } else {
-            known.join(", ")
-        };
-        SessionError::Unknown {
-            set: self.artefacts.set.clone(),
-            what,
-            name: name.into(),
-            known,
-        }
+        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        SessionError::Unknown { set: self.artefacts.set.clone(), what, name: name.into(), known }
     }
 }

@@ -24,11 +24,7 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn wrong<T>(&self, place: impl Into<String>, reason: impl Into<String>) -> Result<T> {
-        Err(SessionError::Artefacts {
-            set: self.artefacts.set.clone(),
-            place: place.into(),
-            reason: reason.into(),
-        })
+        Err(SessionError::Artefacts { set: self.artefacts.set.clone(), place: place.into(), reason: reason.into() })
     }
 
     fn buffers(&self) -> Result<()> {
@@ -49,10 +45,7 @@ impl Check<'_> {
         for kernel in kernels {
             let bytes = 8 * u64::from(kernel.shared.reals) + u64::from(kernel.shared.bytes);
             if kernel.source >= self.artefacts.sources.len() || u32::try_from(bytes).is_err() {
-                return self.wrong(
-                    format!("kernel `{}`", kernel.symbol),
-                    "has no text or too much shared memory",
-                );
+                return self.wrong(format!("kernel `{}`", kernel.symbol), "has no text or too much shared memory");
             }
         }
         for stage in &self.program.stages {
@@ -93,12 +86,7 @@ impl Check<'_> {
 
     /// A range of the buffer of this name.
     fn part(&self, place: &str, name: &str, elem: Elem, start: usize, len: usize) -> Result<()> {
-        match self
-            .program
-            .buffers
-            .iter()
-            .position(|b| b.name == name && b.elem == elem)
-        {
+        match self.program.buffers.iter().position(|b| b.name == name && b.elem == elem) {
             Some(buffer) => self.range(place, buffer, start, len),
             None => self.wrong(place, format!("there is no buffer `{name}` of its type")),
         }
@@ -172,16 +160,16 @@ pub(super) fn least(launch: &Launch, param: &KernelParam) -> usize {
     match param {
         KernelParam::Buffer { len: Some(len), .. } => *len,
         // Element-wise: what is not a table of its own length has one element for each that is counted.
-        KernelParam::Buffer {
-            role: Role::State | Role::Reduced | Role::Output,
-            ..
-        } => launch.args.iter().filter_map(count).max().unwrap_or(0),
-        KernelParam::Buffer { .. } | KernelParam::Count { .. } | KernelParam::Number { .. } | KernelParam::Rows { .. } => 0,
+        KernelParam::Buffer { role: Role::State | Role::Reduced | Role::Output, .. } => {
+            launch.args.iter().filter_map(count).max().unwrap_or(0)
+        }
+        KernelParam::Buffer { .. }
+        | KernelParam::Count { .. }
+        | KernelParam::Number { .. }
+        | KernelParam::Rows { .. } => 0,
     }
 }
 
 pub(crate) fn product(shape: &[usize]) -> Option<usize> {
-    shape
-        .iter()
-        .try_fold(1usize, |product, extent| product.checked_mul(*extent))
+    shape.iter().try_fold(1usize, |product, extent| product.checked_mul(*extent))
 }

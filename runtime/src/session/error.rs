@@ -4,6 +4,18 @@ use crate::device::DeviceError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
+    /// Two buffers that one launch walks over together differ in length.
+    #[error("launch `{launch}`: `{buffer}` has {held} rows, the launch covers {needed}: write buffers of equal length")]
+    Uneven {
+        /// The launch.
+        launch: String,
+        /// The shorter buffer.
+        buffer: String,
+        /// Rows that it has.
+        held: usize,
+        /// Rows that the launch covers.
+        needed: usize,
+    },
     /// The device could not do it.
     #[error(transparent)]
     Device(#[from] DeviceError),

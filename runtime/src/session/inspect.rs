@@ -37,11 +37,7 @@ impl Session {
             let values = self.dump_index(buffer)?;
             if let Some(index) = values.iter().position(|value| !value.is_finite()) {
                 let buffer = self.program.buffers[buffer].name.clone();
-                return Ok(Some(NonFinite {
-                    buffer,
-                    index,
-                    value: values[index],
-                }));
+                return Ok(Some(NonFinite { buffer, index, value: values[index] }));
             }
         }
         Ok(None)
@@ -67,12 +63,7 @@ impl Session {
     /// Elements of a buffer of reals whose bits are integers.
     fn integer_words(&self, buffer: usize) -> impl Iterator<Item = usize> + '_ {
         let is_state = self.program.buffers[buffer].name == STATE;
-        let states = self
-            .artefacts
-            .states
-            .iter()
-            .filter(move |state| is_state && state.int)
-            .map(|state| state.word);
+        let states = self.artefacts.states.iter().filter(move |state| is_state && state.int).map(|state| state.word);
         let parts = self.artefacts.resets.iter().flat_map(|reset| &reset.parts);
         let parts = parts.filter(move |part| part.int && part.buffer == buffer);
         states.chain(parts.flat_map(|part| part.start..part.start + part.len))

@@ -1,6 +1,6 @@
 //! Launches, prepared once.
 
-use unio_interface::{Arg, Artefacts, Grid, KernelParam, Launch, Program};
+use unio_interface::{Arg, Artefacts, Grid, KernelParam, Launch, Program, Role};
 
 use super::check;
 use super::convert::Stored;
@@ -20,6 +20,8 @@ pub(super) struct Prepared {
     pub(super) kernel: usize,
     pub(super) config: LaunchConfig,
     pub(super) places: Vec<Place>,
+    /// Buffers of any length that the launch walks over, and the elements of a row of each.
+    pub(super) walked: Vec<(usize, usize)>,
     /// Buffer and row length that tell the number of elements, where the run does, and the kernel's grid.
     pub(super) counted_by: Option<(usize, usize, Grid)>,
     wrong_real: Option<WrongReal>,
@@ -71,10 +73,7 @@ impl Prepared {
             Arg::Rows { buffer, row_len } | Arg::CountOf { buffer, row_len } => Place::Rows { buffer, row_len },
             Arg::Buffer { buffer, start } => {
                 let size = Stored::of(program.buffers[buffer].elem, real).size();
-                Place::Buffer {
-                    buffer,
-                    offset: start.saturating_mul(size),
-                }
+                Place::Buffer { buffer, offset: start.saturating_mul(size) }
             }
         };
         let shared = kernel.shared.total(if real == Real::F64 { 8 } else { 4 });
@@ -83,6 +82,7 @@ impl Prepared {
             kernel: launch.kernel,
             config: LaunchConfig::new(launch.grid, kernel.threads).shared(shared),
             places: launch.args.iter().map(place).collect(),
+            walked: walked(program, &kernel.params, launch),
             counted_by: launch.args.iter().find_map(|arg| match *arg {
                 Arg::CountOf { buffer, row_len } => Some((buffer, row_len, kernel.grid)),
                 _ => None,
@@ -110,6 +110,19 @@ impl Prepared {
             stored: wrong.stored,
         })
     }
+}
+
+/// A kernel with a count walks over every buffer that has no length of its own; tables tell their rows themselves.
+fn walked(program: &Program, params: &[KernelParam], launch: &Launch) -> Vec<(usize, usize)> {
+    let is_walked =
+        |param: &KernelParam| matches!(param, KernelParam::Buffer { len: None, role, .. } if *role != Role::Table);
+    let row = |buffer: usize| program.buffers[buffer].shape.iter().skip(1).product::<usize>().max(1);
+    let pairs = params.iter().zip(&launch.args).filter(|(param, _)| is_walked(param));
+    let external = pairs.filter_map(|(_, arg)| match *arg {
+        Arg::Buffer { buffer, .. } if program.buffers[buffer].external => Some((buffer, row(buffer))),
+        _ => None,
+    });
+    external.collect()
 }
 
 /// Elements that the launches of a program need of each buffer.

@@ -92,9 +92,7 @@ impl Session {
     /// Errors: the set has no model; artefacts that contradict themselves; a text that does not compile or lacks a
     /// kernel; memory.
     pub fn new(device: &Device, artefacts: &Artefacts, real: Real) -> Result<Self> {
-        let no_model = || SessionError::NoModel {
-            set: artefacts.set.clone(),
-        };
+        let no_model = || SessionError::NoModel { set: artefacts.set.clone() };
         let program = artefacts.program.clone().ok_or_else(no_model)?;
         check::check(artefacts, &program)?;
         let mut session = Self {
@@ -105,11 +103,7 @@ impl Session {
             least: launch::least(artefacts, &program),
             train: Sequence::new(artefacts, &program, &program.train, real),
             evaluate: Sequence::new(artefacts, &program, &program.evaluate, real),
-            artefacts: Artefacts {
-                sources: Vec::new(),
-                program: None,
-                ..artefacts.clone()
-            },
+            artefacts: Artefacts { sources: Vec::new(), program: None, ..artefacts.clone() },
             program,
         };
         session.start()?;
@@ -124,17 +118,15 @@ impl Session {
         let sequence = self.sequence(phase);
         self.bound(&sequence.external)?;
         let mut args = Vec::new();
-        sequence
-            .launches
-            .iter()
-            .try_for_each(|launch| self.launch(launch, &mut args))
+        sequence.launches.iter().try_for_each(|launch| self.launch(launch, &mut args))
     }
 
     /// Launches, in order, only what the training step launches of one entry, such as a producer; for tests and tools.
     ///
     /// Errors: as for [`Session::run`]; an unknown entry.
     pub fn run_entry(&mut self, entry: &str) -> Result<()> {
-        let is_part = |name: &str| name.strip_prefix(entry).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+        let is_part =
+            |name: &str| name.strip_prefix(entry).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
         let launches: Vec<&Prepared> = self.train.launches.iter().filter(|launch| is_part(&launch.name)).collect();
         if launches.is_empty() {
             return Err(self.unknown("entry", entry, self.train.launches.iter().map(|l| &l.name)));
@@ -158,14 +150,9 @@ impl Session {
             Direction::Adjoint => (found.adjoint, "adjoint"),
         };
         let find = |kernel| self.train.of_kernel(kernel).or_else(|| self.evaluate.of_kernel(kernel));
-        let launch = kernel.and_then(find).ok_or_else(|| SessionError::NoKernel {
-            stage: stage.into(),
-            direction: name,
-        })?;
-        let unbound: Vec<usize> = launch
-            .buffers()
-            .filter(|buffer| self.memories[*buffer].is_none())
-            .collect();
+        let launch =
+            kernel.and_then(find).ok_or_else(|| SessionError::NoKernel { stage: stage.into(), direction: name })?;
+        let unbound: Vec<usize> = launch.buffers().filter(|buffer| self.memories[*buffer].is_none()).collect();
         self.bound(&unbound)?;
         self.launch(launch, &mut Vec::new())
     }
@@ -201,9 +188,7 @@ impl Session {
             When::Never => false,
         };
         let due: Vec<&Reset> = self.artefacts.resets.iter().filter(due).collect();
-        due.iter()
-            .flat_map(|reset| &reset.parts)
-            .try_for_each(|part| self.apply(part))?;
+        due.iter().flat_map(|reset| &reset.parts).try_for_each(|part| self.apply(part))?;
         Ok(due.into_iter().map(|reset| reset.name.clone()).collect())
     }
 
@@ -245,15 +230,13 @@ impl Session {
 
     /// Elements of a buffer; `None` until the run fills it.
     pub(crate) fn len(&self, buffer: usize) -> Option<usize> {
-        self.memories[buffer]
-            .as_ref()
-            .map(|memory| memory.len() / self.stored(buffer).size())
+        self.memories[buffer].as_ref().map(|memory| memory.len() / self.stored(buffer).size())
     }
 
     pub(crate) fn memory(&self, buffer: usize) -> Result<&Memory> {
-        self.memories[buffer].as_ref().ok_or_else(|| SessionError::Unbound {
-            names: format!("`{}`", self.program.buffers[buffer].name),
-        })
+        self.memories[buffer]
+            .as_ref()
+            .ok_or_else(|| SessionError::Unbound { names: format!("`{}`", self.program.buffers[buffer].name) })
     }
 }
 
@@ -300,19 +283,29 @@ impl Session {
             return Ok(());
         }
         let missing = buffers.iter().filter(|buffer| self.memories[**buffer].is_none());
-        let names: Vec<String> = missing
-            .map(|b| format!("`{}`", self.program.buffers[*b].name))
-            .collect();
-        Err(SessionError::Unbound {
-            names: names.join(", "),
-        })
+        let names: Vec<String> = missing.map(|b| format!("`{}`", self.program.buffers[*b].name)).collect();
+        Err(SessionError::Unbound { names: names.join(", ") })
+    }
+
+    /// Errors: [`SessionError::Uneven`] where a buffer has fewer rows than the launch covers.
+    fn check_even(&self, launch: &Prepared, rows: usize) -> Result<()> {
+        for &(buffer, row_len) in &launch.walked {
+            let held = self.len(buffer).unwrap_or(0) / row_len;
+            if held < rows {
+                let (launch, buffer) = (launch.name.clone(), self.program.buffers[buffer].name.clone());
+                return Err(SessionError::Uneven { launch, buffer, held, needed: rows });
+            }
+        }
+        Ok(())
     }
 
     /// `args` is the caller's, so that a step allocates one list and no launch another.
     fn launch<'a>(&'a self, launch: &Prepared, args: &mut Vec<Arg<'a>>) -> Result<()> {
         let mut config = launch.config;
         if let Some((buffer, row_len, grid)) = launch.counted_by {
-            config.grid = grid.blocks(self.len(buffer).unwrap_or(0) / row_len);
+            let rows = self.len(buffer).unwrap_or(0) / row_len;
+            self.check_even(launch, rows)?;
+            config.grid = grid.blocks(rows);
         }
         if config.grid == 0 {
             return Ok(());
@@ -334,10 +327,7 @@ impl Session {
         // or the launch's count, says; `check` and `write` saw to it that the memories are that long, and `fits_real`
         // that elements have the size the kernel was compiled for.
         let launched = unsafe { kernel.launch(&config, args) };
-        launched.map_err(|source| SessionError::Launch {
-            launch: launch.name.clone(),
-            source,
-        })
+        launched.map_err(|source| SessionError::Launch { launch: launch.name.clone(), source })
     }
 }
 
@@ -354,10 +344,7 @@ impl fmt::Debug for Session {
 
 /// All kernels, in the artefacts' order.
 fn load(device: &Device, artefacts: &Artefacts, real: Real) -> Result<Vec<Kernel>> {
-    let sources = artefacts.sources.iter().map(|source| Source {
-        name: &source.path,
-        text: &source.text,
-    });
+    let sources = artefacts.sources.iter().map(|source| Source { name: &source.path, text: &source.text });
     let sources: Vec<Source<'_>> = sources.collect();
     let modules = device.load_all(&sources, &CompileOptions { real })?;
     let kernel = |kernel: &unio_interface::Kernel| Ok(modules[kernel.source].kernel(&kernel.symbol)?);

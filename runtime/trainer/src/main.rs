@@ -52,13 +52,7 @@ struct TrainArgs {
 
 impl Default for TrainArgs {
     fn default() -> Self {
-        Self {
-            run: DEFAULT_RUN.into(),
-            device: Target::Auto,
-            out: None,
-            epochs: None,
-            folds: None,
-        }
+        Self { run: DEFAULT_RUN.into(), device: Target::Auto, out: None, epochs: None, folds: None }
     }
 }
 

@@ -42,20 +42,12 @@ pub struct Report {
 impl Report {
     /// Makes the folder and an empty `metrics.jsonl` in it.
     pub fn create(folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder).with_context(|| {
-            format!(
-                "the folder {} cannot be made: name another with --out",
-                folder.display()
-            )
-        })?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("the folder {} cannot be made: name another with --out", folder.display()))?;
         let path = folder.join("metrics.jsonl");
         let file = File::create(&path)
             .with_context(|| format!("{} cannot be written: name another folder with --out", path.display()))?;
-        Ok(Self {
-            file,
-            folder: folder.into(),
-            rows: Vec::new(),
-        })
+        Ok(Self { file, folder: folder.into(), rows: Vec::new() })
     }
 
     /// Adds an epoch.
@@ -70,22 +62,11 @@ impl Report {
     /// Prints what the last epochs scored, and where the figures are.
     pub fn finish(&self, epochs: usize) {
         let last: Vec<&EpochMetrics> = self.rows.iter().filter(|r| r.epoch == epochs).collect();
-        println!(
-            "\nTest AUC of the last epoch, mean over {} folds (a random guess scores 0.5):",
-            last.len()
-        );
-        for head in last
-            .iter()
-            .flat_map(|r| r.valid_auc.keys())
-            .collect::<std::collections::BTreeSet<_>>()
-        {
+        println!("\nTest AUC of the last epoch, mean over {} folds (a random guess scores 0.5):", last.len());
+        for head in last.iter().flat_map(|r| r.valid_auc.keys()).collect::<std::collections::BTreeSet<_>>() {
             let scores: Vec<f64> = last.iter().filter_map(|r| r.valid_auc[head]).collect();
             let list: Vec<String> = scores.iter().map(|s| format!("{s:.4}")).collect();
-            println!(
-                "  {head:<12} {:.4}   ({})",
-                scores.iter().sum::<f64>() / scores.len() as f64,
-                list.join(", ")
-            );
+            println!("  {head:<12} {:.4}   ({})", scores.iter().sum::<f64>() / scores.len() as f64, list.join(", "));
         }
         println!("Metrics and checkpoints are in {}.", self.folder.display());
     }
@@ -100,11 +81,7 @@ fn describe(m: &EpochMetrics) -> String {
     let auc =
         |(head, value): (&String, &Option<f64>)| format!("{head} {}", value.map_or("–".into(), |v| format!("{v:.4}")));
     let auc: Vec<String> = m.valid_auc.iter().map(auc).collect();
-    let slots: Vec<String> = m
-        .slots
-        .iter()
-        .map(|(name, value)| format!("{name} {value:.3}"))
-        .collect();
+    let slots: Vec<String> = m.slots.iter().map(|(name, value)| format!("{name} {value:.3}")).collect();
     format!(
         "fold {} epoch {:>2}  train {:.4}  test {:.4}  AUC {}  |  {}  ({:.1} s)",
         m.fold,

@@ -35,17 +35,8 @@ pub fn train(args: &TrainArgs) -> Result<()> {
     println!("{}\nDevice: {}", run.doc, device.describe());
     let session = Session::new(&device, artefacts(), Real::F32)?;
     let folder = args.out.clone().unwrap_or_else(|| ["out", &run.name].iter().collect());
-    let steps = folds
-        .iter()
-        .map(|f| steps(f.train.len()) + steps(f.test.len()))
-        .sum::<usize>()
-        * run.epochs;
-    let mut trainer = Trainer {
-        run,
-        session,
-        report: Report::create(&folder)?,
-        bar: progress(steps as u64),
-    };
+    let steps = folds.iter().map(|f| steps(f.train.len()) + steps(f.test.len())).sum::<usize>() * run.epochs;
+    let mut trainer = Trainer { run, session, report: Report::create(&folder)?, bar: progress(steps as u64) };
     for fold in &folds {
         trainer.fold(fold)?;
     }
@@ -58,7 +49,12 @@ pub fn train(args: &TrainArgs) -> Result<()> {
 fn check_states(run: &Run, args: &TrainArgs) -> Result<()> {
     let free: Vec<&str> = artefacts().states.iter().filter(|s| s.writer.is_none()).map(|s| s.name.as_str()).collect();
     for name in run.states.keys() {
-        ensure!(free.contains(&name.as_str()), "{}: the model has no state `{name}` for the host to set: known are {}", args.run.display(), free.join(", "));
+        ensure!(
+            free.contains(&name.as_str()),
+            "{}: the model has no state `{name}` for the host to set: known are {}",
+            args.run.display(),
+            free.join(", ")
+        );
     }
     Ok(())
 }
@@ -112,10 +108,7 @@ impl Trainer {
             let metrics = self.test(data, epoch, train_loss, start)?;
             self.report.epoch(&self.bar, metrics)?;
         }
-        let path = self
-            .report
-            .folder()
-            .join(format!("fold-{}.safetensors", data.fold.number));
+        let path = self.report.folder().join(format!("fold-{}.safetensors", data.fold.number));
         let about = BTreeMap::from([
             ("run".to_owned(), self.run.name.clone()),
             ("fold".to_owned(), data.fold.number.to_string()),
@@ -192,10 +185,7 @@ impl Trainer {
     }
 
     fn mean_loss(&self) -> Result<f64> {
-        let (sum, rows) = (
-            self.session.state(states::LOSS_SUM)?,
-            self.session.state(states::LOSS_ROWS)?,
-        );
+        let (sum, rows) = (self.session.state(states::LOSS_SUM)?, self.session.state(states::LOSS_ROWS)?);
         Ok(f64::from(sum) / f64::from(rows.max(1)))
     }
 
@@ -207,12 +197,7 @@ impl Trainer {
                 true => vec![slot.name.clone()],
                 false => slot.members.iter().map(|m| format!("{}_{m}", slot.name)).collect(),
             };
-            slots.extend(
-                names
-                    .into_iter()
-                    .enumerate()
-                    .map(|(n, name)| (name, isv[slot.index + n])),
-            );
+            slots.extend(names.into_iter().enumerate().map(|(n, name)| (name, isv[slot.index + n])));
         }
         Ok(slots)
     }
@@ -220,10 +205,6 @@ impl Trainer {
 
 /// The test rows' labels for a head, which is named after them.
 fn labels(data: &FoldData, head: &str) -> Vec<f32> {
-    let all = if head == "direction" {
-        &data.direction
-    } else {
-        &data.volatility
-    };
+    let all = if head == "direction" { &data.direction } else { &data.volatility };
     data.test.iter().map(|row| all[*row as usize]).collect()
 }

@@ -1,5 +1,7 @@
 //! The command as a user meets it: what it trains, and what it says when it cannot.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,11 +35,13 @@ fn refused(mut command: Command, out: &Path, says: &[&str]) {
 fn the_main_run_learns_volatility() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
-    let output = trainer(&["train", "--device", "emulator", "--epochs", "3", "--out", out.to_str().unwrap()]).output().unwrap();
+    let output =
+        trainer(&["train", "--device", "emulator", "--epochs", "3", "--out", out.to_str().unwrap()]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows = metrics(&out);
     assert_eq!(rows.len(), 9);
-    let last: Vec<f64> = rows.iter().filter(|r| r["epoch"] == 3).map(|r| r["valid_auc"]["volatility"].as_f64().unwrap()).collect();
+    let last: Vec<f64> =
+        rows.iter().filter(|r| r["epoch"] == 3).map(|r| r["valid_auc"]["volatility"].as_f64().unwrap()).collect();
     let mean = last.iter().sum::<f64>() / last.len() as f64;
     assert!(mean >= 0.78, "mean test AUC of the volatility head is {mean}: {last:?}");
     for key in ["fold", "epoch", "train_loss", "valid_loss", "valid_auc", "slots"] {
@@ -132,7 +136,8 @@ fn a_missing_run_file_is_named() {
 fn cuda_without_a_driver_is_refused_and_never_falls_back() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
-    let mut command = trainer(&["train", "--device", "cuda", "--epochs", "1", "--folds", "1", "--out", out.to_str().unwrap()]);
+    let mut command =
+        trainer(&["train", "--device", "cuda", "--epochs", "1", "--folds", "1", "--out", out.to_str().unwrap()]);
     if command.output().unwrap().status.success() {
         return println!("skipped: this machine has a card");
     }

@@ -97,9 +97,7 @@ impl<'a> Runner<'a> {
             slot: unsafe { (job.slot)() },
         };
         let block: *mut Block = &mut *runner.block;
-        runner
-            .threads
-            .extend((0..job.config.block).map(|x| Thread::new(x, block)));
+        runner.threads.extend((0..job.config.block).map(|x| Thread::new(x, block)));
         runner.block.threads = runner.threads.as_mut_ptr();
         runner.block.shared = runner.shared.as_mut_ptr().cast();
         Ok(runner)
@@ -126,10 +124,7 @@ impl<'a> Runner<'a> {
             self.threads[at].state = READY;
             // SAFETY: neither vector nor box is resized or moved while fibers exist.
             let thread = unsafe { self.block.threads.add(at) };
-            self.fibers
-                .push(Coroutine::with_stack(self.stacks.range(at), move |yielder, ()| {
-                    body(thread, yielder)
-                }));
+            self.fibers.push(Coroutine::with_stack(self.stacks.range(at), move |yielder, ()| body(thread, yielder)));
         }
     }
 
@@ -193,49 +188,28 @@ impl<'a> Runner<'a> {
         let index = |state| self.threads.iter().find(|t| t.state == state).map_or(0, |t| t.index.x);
         let gone = index(DONE);
         let reason = format!("it waits at a barrier that thread {gone}, which has exited, will not reach");
-        Fault {
-            thread: index(AT_BARRIER),
-            warp: false,
-            reason,
-        }
+        Fault { thread: index(AT_BARRIER), warp: false, reason }
     }
 }
 
 /// What a lane that no other lane will release is waiting for.
 fn missing_lanes(lane: &Thread, lanes: &[Thread]) -> Fault {
-    let fault = |reason| Fault {
-        thread: lane.index.x,
-        warp: true,
-        reason,
-    };
+    let fault = |reason| Fault { thread: lane.index.x, warp: true, reason };
     if lane.state == OUTSIDE_MASK {
-        return fault(format!(
-            "it calls a warp collective with mask {:#010x}, which leaves it out",
-            lane.mask
-        ));
+        return fault(format!("it calls a warp collective with mask {:#010x}, which leaves it out", lane.mask));
     }
-    let inside = lanes
-        .iter()
-        .enumerate()
-        .filter(|(at, _)| lane.mask >> at & 1 == 1)
-        .map(|(_, other)| other);
+    let inside = lanes.iter().enumerate().filter(|(at, _)| lane.mask >> at & 1 == 1).map(|(_, other)| other);
     for other in inside {
         let thread = other.index.x;
         match other.state {
             DONE => {
-                return fault(format!(
-                    "it waits at a warp collective for thread {thread}, which has exited"
-                ));
+                return fault(format!("it waits at a warp collective for thread {thread}, which has exited"));
             }
             AT_BARRIER => {
-                return fault(format!(
-                    "it waits at a warp collective for thread {thread}, which waits at a barrier"
-                ));
+                return fault(format!("it waits at a warp collective for thread {thread}, which waits at a barrier"));
             }
             _ if (other.mask, other.op) != (lane.mask, lane.op) => {
-                return fault(format!(
-                    "it waits at a warp collective for thread {thread}, which waits at another"
-                ));
+                return fault(format!("it waits at a warp collective for thread {thread}, which waits at another"));
             }
             _ => {}
         }
@@ -247,18 +221,7 @@ impl Thread {
     fn new(x: u32, block: *mut Block) -> Self {
         let index = Dim { x, y: 0, z: 0 };
         let yielder = ptr::null();
-        Self {
-            index,
-            state: READY,
-            block,
-            op: 0,
-            mask: 0,
-            source: 0,
-            pad: 0,
-            value: 0,
-            result: 0,
-            yielder,
-        }
+        Self { index, state: READY, block, op: 0, mask: 0, source: 0, pad: 0, value: 0, result: 0, yielder }
     }
 }
 

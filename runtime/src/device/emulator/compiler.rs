@@ -40,9 +40,7 @@ impl Compiler {
         let found = candidates.iter().find_map(|command| Self::ask(command));
         found.ok_or_else(|| {
             let prefix = if set.is_some() { "CXX=" } else { "" };
-            DeviceError::NoCompiler {
-                tried: format!("{prefix}{}", candidates.join(", ")),
-            }
+            DeviceError::NoCompiler { tried: format!("{prefix}{}", candidates.join(", ")) }
         })
     }
 
@@ -57,11 +55,7 @@ impl Compiler {
         let machine = say("-dumpmachine").unwrap_or_default();
         // Arguments in CXX count; the program's path does not.
         let identity = format!("{version}\n{}\n{}", machine.trim(), command[1..].join(" "));
-        Some(Self {
-            command,
-            version,
-            identity,
-        })
+        Some(Self { command, version, identity })
     }
 
     /// The first line that the compiler says about itself.
@@ -76,26 +70,14 @@ impl Compiler {
 
     /// C++ to the bytes of a shared library. Errors carry the compiler's words under `name`.
     pub(super) fn compile(&self, name: &str, text: &str, defines: &[String]) -> Result<Vec<u8>> {
-        let folder = tempfile::Builder::new()
-            .prefix("unio-")
-            .tempdir()
-            .map_err(system("making a temporary folder"))?;
+        let folder = tempfile::Builder::new().prefix("unio-").tempdir().map_err(system("making a temporary folder"))?;
         let library = folder.path().join("kernels.so");
         let mut command = start(&self.command);
-        command
-            .args(flags())
-            .args(defines)
-            .args(["-x", "c++", "-", "-o"])
-            .arg(&library)
-            .arg("-lm");
+        command.args(flags()).args(defines).args(["-x", "c++", "-", "-o"]).arg(&library).arg("-lm");
         let output = feed(command, text).map_err(system("running the C++ compiler"))?;
         if !output.status.success() {
             let log = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
-            return Err(DeviceError::Compile {
-                name: name.into(),
-                compiler: self.version.clone(),
-                log,
-            });
+            return Err(DeviceError::Compile { name: name.into(), compiler: self.version.clone(), log });
         }
         std::fs::read(&library).map_err(system("reading a compiled kernel"))
     }
@@ -120,27 +102,17 @@ fn start(command: &[String]) -> Command {
 
 /// Runs a command with `text` as its input.
 fn feed(mut command: Command, text: &str) -> std::io::Result<Output> {
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
     let (stdin, stderr) = (child.stdin.take(), child.stderr.take());
     let stderr = std::thread::scope(|scope| {
         let reader = scope.spawn(move || {
             let mut log = Vec::new();
-            stderr
-                .map(|mut pipe| pipe.read_to_end(&mut log))
-                .transpose()
-                .map(|_| log)
+            stderr.map(|mut pipe| pipe.read_to_end(&mut log)).transpose().map(|_| log)
         });
         // A compiler that stops reading early says why on its other pipe.
         let _ = stdin.map(|mut pipe| pipe.write_all(text.as_bytes()));
         reader.join().unwrap_or_else(|_| Ok(Vec::new()))
     })?;
-    Ok(Output {
-        status: child.wait()?,
-        stdout: Vec::new(),
-        stderr,
-    })
+    Ok(Output { status: child.wait()?, stdout: Vec::new(), stderr })
 }

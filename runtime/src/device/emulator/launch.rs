@@ -90,18 +90,8 @@ impl Job {
         let kernel = self.kernel.clone();
         let Fault { thread, warp, reason } = fault;
         match warp {
-            true => DeviceError::WarpDivergence {
-                kernel,
-                block,
-                thread,
-                reason,
-            },
-            false => DeviceError::BarrierDivergence {
-                kernel,
-                block,
-                thread,
-                reason,
-            },
+            true => DeviceError::WarpDivergence { kernel, block, thread, reason },
+            false => DeviceError::BarrierDivergence { kernel, block, thread, reason },
         }
     }
 
@@ -124,16 +114,10 @@ impl Workers {
     pub(super) fn new(count: Option<usize>) -> Result<Self> {
         let Some(count) = count else {
             let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-            return Ok(Self {
-                own: None,
-                count: cores,
-            });
+            return Ok(Self { own: None, count: cores });
         };
         let count = count.max(1);
-        Ok(Self {
-            own: (count > 1).then(|| pool(count - 1)).transpose()?,
-            count,
-        })
+        Ok(Self { own: (count > 1).then(|| pool(count - 1)).transpose()?, count })
     }
 
     pub(super) fn count(&self) -> usize {
@@ -169,12 +153,8 @@ impl Workers {
 }
 
 fn pool(count: usize) -> Result<ThreadPool> {
-    let named = ThreadPoolBuilder::new()
-        .num_threads(count)
-        .thread_name(|at| format!("unio-emulator-{at}"));
-    named
-        .build()
-        .map_err(|e| system("starting the emulator's workers")(std::io::Error::other(e)))
+    let named = ThreadPoolBuilder::new().num_threads(count).thread_name(|at| format!("unio-emulator-{at}"));
+    named.build().map_err(|e| system("starting the emulator's workers")(std::io::Error::other(e)))
 }
 
 /// Lets helpers in until it closes, and closes when those inside have left.

@@ -37,21 +37,8 @@ impl Code {
         let real = options.real.define();
         let identity = device.compiler.identity();
         let headers = [emulator_prelude(), prelude()];
-        let key = Key::of(&[
-            "emulator",
-            identity,
-            &flags,
-            &real,
-            headers[0],
-            headers[1],
-            source.name,
-            source.text,
-        ]);
-        let build = || {
-            device
-                .compiler
-                .compile(source.name, &whole_text(source, kernels), std::slice::from_ref(&real))
-        };
+        let key = Key::of(&["emulator", identity, &flags, &real, headers[0], headers[1], source.name, source.text]);
+        let build = || device.compiler.compile(source.name, &whole_text(source, kernels), std::slice::from_ref(&real));
         let bytes = device.cache.get_or_build(&key, build)?;
         Self::open(source.name, &bytes, device.cache.folder())
     }
@@ -74,10 +61,7 @@ impl Code {
         // SAFETY: the prelude defines this function with this type.
         let slot = unsafe { library.get::<SlotOf>("unio_slot") }.map_err(|e| failed(name, e.to_string()))?;
         let slot = *slot;
-        Ok(Self {
-            library: Arc::new(library),
-            slot,
-        })
+        Ok(Self { library: Arc::new(library), slot })
     }
 
     pub(crate) fn function(&self, module: &str, name: &str) -> Result<Function> {
@@ -85,19 +69,12 @@ impl Code {
         // SAFETY: the loader appended both functions, with these types.
         let entry = unsafe { self.library.get::<EntryPoint>(format!("unio_entry_{name}")) }.map_err(missing)?;
         // SAFETY: as above.
-        let kinds = unsafe {
-            self.library
-                .get::<unsafe extern "C" fn() -> *const c_char>(format!("unio_kinds_{name}"))
-        };
+        let kinds =
+            unsafe { self.library.get::<unsafe extern "C" fn() -> *const c_char>(format!("unio_kinds_{name}")) };
         let kinds = kinds.map_err(missing)?;
         // SAFETY: it returns a constant string that ends in NUL.
         let kinds = unsafe { CStr::from_ptr(kinds()) }.to_string_lossy().into_owned();
-        Ok(Function {
-            entry: *entry,
-            slot: self.slot,
-            kinds: kinds.into(),
-            _library: Arc::clone(&self.library),
-        })
+        Ok(Function { entry: *entry, slot: self.slot, kinds: kinds.into(), _library: Arc::clone(&self.library) })
     }
 }
 
@@ -113,22 +90,14 @@ pub(crate) struct Function {
 impl Function {
     /// The compiler knows each parameter's type, so a wrong argument is found before the launch.
     pub(crate) fn check_kinds(&self, kernel: &str, args: &[Arg<'_>]) -> Result<()> {
-        let wrong = |reason| {
-            Err(DeviceError::Arguments {
-                kernel: kernel.into(),
-                reason,
-            })
-        };
+        let wrong = |reason| Err(DeviceError::Arguments { kernel: kernel.into(), reason });
         if self.kinds.len() != args.len() {
             return wrong(format!("{} arguments for {} parameters", args.len(), self.kinds.len()));
         }
         for (at, (kind, arg)) in self.kinds.chars().zip(args).enumerate() {
             let (letter, given) = described(arg);
             if kind != letter {
-                return wrong(format!(
-                    "argument {at} is {given}, the parameter is {}",
-                    parameter(kind)
-                ));
+                return wrong(format!("argument {at} is {given}, the parameter is {}", parameter(kind)));
             }
         }
         Ok(())
@@ -173,10 +142,7 @@ fn whole_text(source: &Source<'_>, kernels: &[Declared]) -> String {
 
 fn open_in(folder: &Path, bytes: &[u8]) -> std::result::Result<Library, String> {
     let write = || {
-        let mut file = tempfile::Builder::new()
-            .prefix("unio-")
-            .suffix(".so")
-            .tempfile_in(folder)?;
+        let mut file = tempfile::Builder::new().prefix("unio-").suffix(".so").tempfile_in(folder)?;
         file.write_all(bytes)?;
         Ok(file.into_temp_path())
     };
@@ -186,8 +152,5 @@ fn open_in(folder: &Path, bytes: &[u8]) -> std::result::Result<Library, String> 
 }
 
 fn failed(name: &str, reason: String) -> DeviceError {
-    DeviceError::Load {
-        name: name.into(),
-        reason,
-    }
+    DeviceError::Load { name: name.into(), reason }
 }

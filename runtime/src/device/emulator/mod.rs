@@ -49,19 +49,11 @@ impl EmulatorDevice {
             ThreadOrder::Forward => "forward",
             ThreadOrder::Reversed => "reversed",
         };
-        format!(
-            "emulator: {}, {} workers, threads in {order} order",
-            self.compiler.version(),
-            self.workers.count()
-        )
+        format!("emulator: {}, {} workers, threads in {order} order", self.compiler.version(), self.workers.count())
     }
 
     pub(super) fn limits(&self) -> Limits {
-        Limits {
-            max_threads: MAX_THREADS,
-            max_shared_bytes: MAX_SHARED_BYTES,
-            total_memory: total_memory(),
-        }
+        Limits { max_threads: MAX_THREADS, max_shared_bytes: MAX_SHARED_BYTES, total_memory: total_memory() }
     }
 
     fn stream(&self) -> MutexGuard<'_, ()> {
@@ -109,13 +101,7 @@ impl Buffer {
         if start.is_null() {
             return Err(full());
         }
-        Ok(Self {
-            device: Arc::clone(device),
-            start,
-            layout,
-            len,
-            mapped,
-        })
+        Ok(Self { device: Arc::clone(device), start, layout, len, mapped })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -133,22 +119,14 @@ impl Buffer {
     pub(super) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let _stream = self.device.stream();
         // SAFETY: the range was checked, and the stream is ours.
-        unsafe {
-            self.start
-                .add(offset)
-                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
-        };
+        unsafe { self.start.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
     pub(super) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let _stream = self.device.stream();
         // SAFETY: the range was checked, and the stream is ours.
-        unsafe {
-            self.start
-                .add(offset)
-                .copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len())
-        };
+        unsafe { self.start.add(offset).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 

@@ -44,10 +44,7 @@ struct Pool {
     made: usize,
 }
 
-static POOL: Mutex<Pool> = Mutex::new(Pool {
-    free: Vec::new(),
-    made: 0,
-});
+static POOL: Mutex<Pool> = Mutex::new(Pool { free: Vec::new(), made: 0 });
 static RETURNED: Condvar = Condvar::new();
 
 impl Stacks {
@@ -62,10 +59,7 @@ impl Stacks {
         while taken.0.len() < count {
             let stack = DefaultStack::new(STACK_BYTES).map_err(system("making a stack for an emulated thread"));
             match stack {
-                Ok(stack) => taken.0.push(Owned {
-                    stack,
-                    number: pool.made,
-                }),
+                Ok(stack) => taken.0.push(Owned { stack, number: pool.made }),
                 Err(error) => {
                     // The lock is held here and giving back takes it again.
                     drop(pool);
@@ -82,19 +76,13 @@ impl Stacks {
         // Tops at the same place of a page would all compete for the same few cache lines.
         let shift = number % 64 * 64;
         let base = StackPointer::new(stack.base().get() - shift).unwrap_or(stack.base());
-        Range {
-            base,
-            limit: stack.limit(),
-        }
+        Range { base, limit: stack.limit() }
     }
 }
 
 impl Drop for Stacks {
     fn drop(&mut self) {
-        POOL.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .free
-            .append(&mut self.0);
+        POOL.lock().unwrap_or_else(PoisonError::into_inner).free.append(&mut self.0);
         RETURNED.notify_all();
     }
 }
