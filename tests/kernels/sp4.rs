@@ -75,23 +75,65 @@ fn the_sums_of_the_layout_hold() {
     assert_eq!((len("observed"), len("smoothing")), (71, 213));
 }
 
+/// What a producer must observe in each of its slots, given its buffer.
+type Truth = fn(&[f64]) -> Vec<f64>;
+
+fn p99(data: &[f64]) -> Vec<f64> {
+    vec![quantile(data, 0.99)]
+}
+
+fn mean_abs(data: &[f64]) -> Vec<f64> {
+    vec![data.iter().map(|x| x.abs()).sum::<f64>() / data.len() as f64]
+}
+
+fn rms(data: &[f64]) -> Vec<f64> {
+    vec![(data.iter().map(|x| x * x).sum::<f64>() / data.len() as f64).sqrt()]
+}
+
+/// Column means of rows of `N`, through `f`.
+fn columns<const N: usize>(data: &[f64], f: fn(f64) -> f64) -> Vec<f64> {
+    let rows = (data.len() / N) as f64;
+    (0..N).map(|c| data.iter().skip(c).step_by(N).map(|x| f(*x)).sum::<f64>() / rows).collect()
+}
+
+fn iqn(data: &[f64]) -> Vec<f64> {
+    let rows = (data.len() / 60) as f64;
+    let mean = |tau: usize| data.chunks(60).flat_map(|row| &row[12 * tau..12 * tau + 12]).sum::<f64>() / (12.0 * rows);
+    [0, 1, 3, 4].map(mean).to_vec()
+}
+
+/// Entry, its slot families, its buffer, numbers a row, truth, tolerance.
+const PRODUCERS: &[(&str, &[&str], &str, usize, Truth, f64)] = &[
+    ("target_q_bound", &["target_q_bound"], "target_q", 1, p99, 0.005),
+    ("h_s2_bound", &["h_s2_bound"], "save_h_s2", 1, p99, 0.005),
+    ("bw_d_h_s2_bound", &["bw_d_h_s2_bound"], "bw_d_h_s2", 1, p99, 0.005),
+    ("h_s2_rms_ema", &["h_s2_rms_ema"], "save_h_s2", 1, rms, 1e-6),
+    ("aux_label_scale", &["aux_label_scale"], "aux_labels", 1, mean_abs, 1e-6),
+    ("vsn_mask", &["vsn_mask_ema"], "vsn_mask", 6, |d| columns::<6>(d, |x| x), 1e-5),
+    ("rewards", &["reward_component_ema"], "reward_components", 6, |d| columns::<6>(d, f64::abs), 1e-5),
+    ("iqn_quantiles", &["iqn_q_p05", "iqn_q_p25", "iqn_q_p75", "iqn_q_p95"], "iqn_q", 60, iqn, 1e-5),
+];
+
 #[test]
-fn each_p99_equals_the_sorted_truth() {
-    for (producer, slot, buffer) in [
-        ("target_q_bound", "target_q_bound", "target_q"),
-        ("h_s2_bound", "h_s2_bound", "save_h_s2"),
-        ("bw_d_h_s2_bound", "bw_d_h_s2_bound", "bw_d_h_s2"),
-    ] {
-        for n in SIZES {
-            let data = normal(n);
+fn each_producer_equals_the_truth_and_writes_no_other_observation() {
+    for (entry, families, buffer, row, truth, tolerance) in PRODUCERS {
+        // A million rows of sixty are more than a test needs.
+        let last = if *row == 1 { 1_000_003 } else { 10_007 };
+        let first = normal(last * row);
+        for n in SIZES.into_iter().chain([last]) {
+            // Away from zero, so that a relative error means something for plain means too.
+            let data: Vec<f64> =
+                first[..n * row].iter().map(|x| f64::from((x + if *row > 1 { 3.0 } else { 0.0 }) as f32)).collect();
             let mut plane = Plane::new(&[(buffer, &data)]);
-            plane.run(producer);
-            close(&format!("{slot} of {n}"), plane.slot(slot), quantile(&data, 0.99), 0.005);
-            assert_eq!(
-                plane.observed().into_keys().collect::<Vec<_>>(),
-                plane.own(&[slot]),
-                "another's observation was written"
-            );
+            plane.run(entry);
+            let got: Vec<f64> = families.iter().flat_map(|f| plane.slots(f)).collect();
+            for (got, expected) in got.iter().zip(truth(&data)) {
+                close(&format!("{entry} of {n}"), *got, expected, *tolerance);
+            }
+            assert_eq!(plane.observed().into_keys().collect::<Vec<_>>(), plane.own(families), "{entry} of {n}");
+            let before = plane.session.dump("observed").unwrap();
+            plane.run(entry);
+            assert_eq!(before, plane.session.dump("observed").unwrap(), "{entry} of {n} again");
         }
     }
 }
@@ -357,4 +399,72 @@ fn a_fold_returns_slots_and_their_smoothing_together() {
     assert_eq!(plane.session.state_named("utilization_ema").unwrap(), 1.0);
     assert_eq!(plane.session.state_named("grad_norm_fast").unwrap(), 0.0);
     assert_eq!(plane.session.state_named("grad_norm_slow").unwrap(), slow, "the slow average survives a fold");
+}
+
+/// Pearls A and D as the reference states them, in f64.
+#[derive(Clone, Copy, Default)]
+struct Pearls {
+    mean: f64,
+    sample: f64,
+    diff: f64,
+    lag: f64,
+}
+
+impl Pearls {
+    fn observe(&mut self, x: f64) {
+        if x == 0.0 {
+            return;
+        }
+        if self.mean == 0.0 && self.lag == 0.0 {
+            (self.mean, self.lag) = (x, x);
+            return;
+        }
+        let rate = f64::from(1e-3f32);
+        self.sample += rate * ((x - self.mean).powi(2) - self.sample);
+        self.diff += rate * ((x - self.lag).powi(2) - self.diff);
+        let alpha = self.diff / (self.diff + self.sample + 1e-8);
+        self.mean += alpha * (x - self.mean);
+        self.lag = x;
+    }
+}
+
+#[test]
+fn the_law_is_followed_to_a_few_ulps_case_by_case() {
+    let cases: [&[f64]; 5] = [&[0.0], &[0.7], &[0.7, 0.7], &[0.7, 1.5], &[0.7, 0.0, 1.5, -2.0, 0.25, 0.25]];
+    for case in cases {
+        let (mut plane, mut law) = (Plane::new(&[]), Pearls::default());
+        for x in case {
+            let x = f64::from(*x as f32);
+            plane.session.write_real("aux_next_bar_loss", &[x]).unwrap();
+            plane.run("aux_next_bar_mse");
+            law.observe(x);
+            let state = &plane.session.dump("smoothing").unwrap()[41 * 3..41 * 3 + 3];
+            let pairs = [
+                (plane.slot("aux_next_bar_mse"), law.mean),
+                (state[0], law.sample),
+                (state[1], law.diff),
+                (state[2], law.lag),
+            ];
+            for (got, expected) in pairs {
+                // Where means cancel, an ulp is one of the largest value that went in.
+                let ulp = f64::from(f32::EPSILON) * case.iter().fold(1e-6, |a: f64, x| a.max(x.abs()));
+                assert!((got - expected).abs() <= 2.0 * ulp, "{case:?}: {got} instead of {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_of_slots_follows_the_law_together() {
+    let (mut plane, mut laws) = (Plane::new(&[]), [Pearls::default(); 6]);
+    for step in 0..20u64 {
+        let stream = Stream::new(step, "batch");
+        let row: Vec<f64> = (0..6).map(|k| f64::from((0.3 + 0.2 * stream.symmetric(k)) as f32)).collect();
+        plane.session.write_real("vsn_mask", &row).unwrap();
+        plane.run("vsn_mask");
+        laws.iter_mut().zip(&row).for_each(|(law, x)| law.observe(*x));
+    }
+    for (got, law) in plane.slots("vsn_mask_ema").into_iter().zip(laws) {
+        close("slot", got, law.mean, 1e-5);
+    }
 }

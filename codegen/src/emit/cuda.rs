@@ -54,6 +54,13 @@ fn render(skeletons: &Handlebars<'_>, name: &str, data: &impl Serialize) -> Stri
 }
 
 fn file(skeletons: &Handlebars<'_>, set: &str, kernels: &[&Kernel]) -> String {
+    let mut functions: BTreeMap<&str, serde_json::Value> = BTreeMap::new();
+    for function in kernels.iter().flat_map(|k| &k.functions) {
+        let body = ops(&function.body, 1);
+        let value = json!({ "comment": function.comment, "signature": function.signature, "body": body.trim_end() });
+        functions.insert(&function.signature, value);
+    }
+    let functions: Vec<_> = functions.into_values().collect();
     let kernels: Vec<_> = kernels
         .iter()
         .map(|k| {
@@ -67,7 +74,7 @@ fn file(skeletons: &Handlebars<'_>, set: &str, kernels: &[&Kernel]) -> String {
             })
         })
         .collect();
-    render(skeletons, "file", &json!({ "set": set, "kernels": kernels }))
+    render(skeletons, "file", &json!({ "set": set, "functions": functions, "kernels": kernels }))
 }
 
 fn wrap(text: &str, width: usize) -> Vec<String> {
@@ -168,6 +175,7 @@ fn ops(list: &[Op], level: usize) -> String {
             Op::Let { ty, name, value } => format!("const {ty} {name} = {value};"),
             Op::Var { ty, name, value } => format!("{ty} {name} = {value};"),
             Op::Set { place, value } => format!("{place} = {value};"),
+            Op::Do(text) => format!("{text};"),
             Op::Barrier => "__syncthreads();".to_owned(),
             Op::For { head, body } => format!("for ({head}) {{\n{}{indent}}}", ops(body, level + 1)),
             Op::If { condition, body, otherwise } if otherwise.is_empty() => {

@@ -32,6 +32,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
         arrays,
         counted: false,
         numbers: Vec::new(),
+        functions: Vec::new(),
         body: KernelBody::Ops(ops),
     }
 }

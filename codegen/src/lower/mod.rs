@@ -30,8 +30,21 @@ pub struct Kernel {
     pub params: Vec<KernelParam>,
     /// Shared arrays.
     pub arrays: Vec<SharedArray>,
+    /// Functions that it calls.
+    pub functions: Vec<Function>,
     /// What it does.
     pub body: KernelBody,
+}
+
+/// A device function; kernels of one file share it.
+#[derive(Debug)]
+pub struct Function {
+    /// What it does.
+    pub comment: String,
+    /// Return type, name and parameters.
+    pub signature: String,
+    /// What it does, in statements.
+    pub body: Vec<Op>,
 }
 
 /// An array in shared memory.
@@ -105,6 +118,8 @@ pub enum Op {
         /// After `else`, if anything.
         otherwise: Vec<Op>,
     },
+    /// A statement as it is.
+    Do(String),
     /// `__syncthreads();`
     Barrier,
 }
@@ -148,6 +163,7 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
         shared: lowered.shared,
         params,
         arrays: lowered.arrays,
+        functions: lowered.functions,
         body: lowered.body,
     }
 }
@@ -171,6 +187,7 @@ struct Lowered {
     grid: Grid,
     shared: Shared,
     arrays: Vec<SharedArray>,
+    functions: Vec<Function>,
     counted: bool,
     /// Numbers that the plan fixes, by name.
     numbers: Vec<String>,
@@ -189,6 +206,7 @@ fn reducer(batch: usize) -> Lowered {
         arrays: vec![SharedArray { ty: "real", name: "part".into(), offset: "0".into() }],
         counted: true,
         numbers: Vec::new(),
+        functions: Vec::new(),
         body: KernelBody::ReduceAxis0 { batch },
     }
 }

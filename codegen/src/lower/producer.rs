@@ -6,7 +6,7 @@ use unio_interface::{Grid, Shared};
 
 use super::expr::{Namer, Printer};
 use super::update::{Equations, Pointer};
-use super::{KernelBody, Lowered, Op, SharedArray};
+use super::{Function, KernelBody, Lowered, Op, SharedArray};
 use crate::math::{BinaryFn, Expr, Role, StatisticKind, TensorId};
 use crate::plan::{KernelPlan, ProducerBody, ProducerStep, SignalPlan, Table};
 
@@ -121,6 +121,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
         shared: Shared { reals: 0, bytes },
         arrays,
         counted: body.step != ProducerStep::Finish,
+        functions: law(body).into_iter().collect(),
         numbers: if numbered { vec!["parts".into()] } else { Vec::new() },
         body: KernelBody::Producer(text),
     }
@@ -237,15 +238,15 @@ fn smooth(
         return (ops, x);
     };
     let value = printer.expr(&assign.value, &mut ops).text();
-    let namer = printer.namer;
     ops.push(Op::Let { ty: "real", name: x.clone(), value });
     ops.push(Op::Set { place: format!("{}[0]", names[signal.observed]), value: x.clone() });
     let skipped = &names[signal.skipped];
     let count = Op::Set { place: format!("{skipped}[0]"), value: format!("{skipped}[0] + 1") };
-    let body = match signal.smoothed {
-        Some((slot, states)) => law(body, (&names[slot], &names[states]), &x, namer),
-        None => Vec::new(),
-    };
+    let body: Vec<Op> = signal
+        .smoothed
+        .iter()
+        .map(|(slot, states)| Op::Do(format!("{}({x}, {}, {})", law_symbol(body), names[*slot], names[*states])))
+        .collect();
     ops.push(match body.is_empty() {
         true => Op::If { condition: format!("!unio_isfinite({x})"), body: vec![count], otherwise: Vec::new() },
         false => Op::If { condition: format!("unio_isfinite({x})"), body, otherwise: vec![count] },
@@ -253,24 +254,35 @@ fn smooth(
     (ops, x)
 }
 
-fn law(body: &ProducerBody, (slot, states): (&str, &str), x: &str, namer: Namer) -> Vec<Op> {
+/// The smoothing law as a function of the observation, the slot and the states.
+fn law(body: &ProducerBody) -> Option<Function> {
+    body.signals.iter().find(|s| s.smoothed.is_some())?;
     let law = &body.smoothing;
     let mut values = BTreeMap::new();
     let mut pointers = BTreeMap::new();
     for (id, tensor) in law.tensors.iter().enumerate() {
         let place = match body.states.iter().position(|s| *s == tensor.name) {
-            Some(n) => Pointer { name: states.to_owned(), first: n },
-            None => Pointer { name: slot.to_owned(), first: 0 },
+            Some(n) => Pointer { name: "states".into(), first: n },
+            None => Pointer { name: "slot".into(), first: 0 },
         };
         match tensor.role {
-            Role::Input => {
-                values.insert(id, x.to_owned());
-            }
-            Role::State | Role::Next { .. } => {
-                pointers.insert(id, place);
-            }
+            Role::Input => drop(values.insert(id, "x".to_owned())),
+            Role::State | Role::Next { .. } => drop(pointers.insert(id, place)),
             _ => {}
         }
     }
-    Equations { program: law, pointers, scalars: Vec::new(), values, counting: BTreeMap::new() }.lower(None, namer).0
+    let mut namer = Namer::default();
+    for taken in ["x", "slot", "states"] {
+        namer.unique(taken);
+    }
+    let equations = Equations { program: law, pointers, scalars: Vec::new(), values, counting: BTreeMap::new() };
+    Some(Function {
+        comment: format!("The law `{}`: moves a slot and its states on by one observation.", body.law),
+        signature: format!("void {}(real x, float* slot, float* states)", law_symbol(body)),
+        body: equations.lower(None, namer).0,
+    })
+}
+
+fn law_symbol(body: &ProducerBody) -> String {
+    format!("{}_law", body.law)
 }

@@ -47,6 +47,7 @@ fn element_wise(grid: Grid, counted: bool, ops: Vec<Op>, counters: &[Counter]) -
         arrays: counters.first().map(|_| array).into_iter().collect(),
         counted,
         numbers: Vec::new(),
+        functions: Vec::new(),
         body: KernelBody::Ops(ops),
     }
 }

@@ -267,6 +267,8 @@ pub struct ProducerBody {
     pub scalars: Vec<usize>,
     /// The signals.
     pub signals: Vec<SignalPlan>,
+    /// Name of the smoothing law.
+    pub law: String,
     /// The smoothing law.
     pub smoothing: Program,
     /// Its states beside the mean, in order.

@@ -89,6 +89,7 @@ impl Planner<'_> {
             params: places,
             scalars,
             signals,
+            law: law.name.clone(),
             smoothing: self.equations.smoothings[&law.name].clone(),
             states: law.states.clone(),
         };

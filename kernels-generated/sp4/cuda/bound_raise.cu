@@ -11,8 +11,6 @@ UNIO_KERNEL(256) sp4_bound_raise(
     UNIO_INOUT(int, effective_bound_skipped),
     int n
 ) {
-    const int warp = threadIdx.x / 32;
-    const int lane = threadIdx.x % 32;
     // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
     for (int first = 0; first < n; first += 256) {
         const int e = int(first) + threadIdx.x;

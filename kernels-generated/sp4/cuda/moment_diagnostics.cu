@@ -14,8 +14,6 @@ UNIO_KERNEL(256) sp4_moment_diagnostics_count(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    const int warp = threadIdx.x / 32;
-    const int lane = threadIdx.x % 32;
     double acc_0 = 0.0;
     double acc_1 = 0.0;
     // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
@@ -26,28 +24,8 @@ UNIO_KERNEL(256) sp4_moment_diagnostics_count(
             acc_1 = acc_1 + double(real(unio_isfinite(w[e]) && unio_isfinite(m[e]) && unio_isfinite(v[e]) ? 0 : 1));
         }
     }
-
-    partial[threadIdx.x] = acc_0;
-    __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
-        if (threadIdx.x < half) {
-            partial[threadIdx.x] = partial[threadIdx.x] + partial[threadIdx.x + half];
-        }
-        __syncthreads();
-    }
-    const double total_0 = partial[0];
-    __syncthreads();
-
-    partial[threadIdx.x] = acc_1;
-    __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
-        if (threadIdx.x < half) {
-            partial[threadIdx.x] = partial[threadIdx.x] + partial[threadIdx.x + half];
-        }
-        __syncthreads();
-    }
-    const double total_1 = partial[0];
-    __syncthreads();
+    const double total_0 = unio_block_sum(acc_0, partial);
+    const double total_1 = unio_block_sum(acc_1, partial);
 
     // A row a block: how many elements it saw, how many blocks there are, its sums, its counts by exponent.
     int* const row = rows + size_t(blockIdx.x) * 4;
@@ -86,28 +64,8 @@ UNIO_KERNEL(256) sp4_moment_diagnostics_finish(
         }
     }
     const int n = seen;
-
-    partial[threadIdx.x] = unio_sum_rows(rows, 4, sums, 2, 0, parts);
-    __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
-        if (threadIdx.x < half) {
-            partial[threadIdx.x] = partial[threadIdx.x] + partial[threadIdx.x + half];
-        }
-        __syncthreads();
-    }
-    const double total_0 = partial[0];
-    __syncthreads();
-
-    partial[threadIdx.x] = unio_sum_rows(rows, 4, sums, 2, 1, parts);
-    __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
-        if (threadIdx.x < half) {
-            partial[threadIdx.x] = partial[threadIdx.x] + partial[threadIdx.x + half];
-        }
-        __syncthreads();
-    }
-    const double total_1 = partial[0];
-    __syncthreads();
+    const double total_0 = unio_block_sum(unio_sum_rows(rows, 4, sums, 2, 0, parts), partial);
+    const double total_1 = unio_block_sum(unio_sum_rows(rows, 4, sums, 2, 1, parts), partial);
 
     if (threadIdx.x == 0) {
         const real stat_0 = real(total_0);

@@ -13,6 +13,36 @@ UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
     __syncwarp();
 }
 
+// Sum over the block's threads, in a fixed tree; `partial` has room for one number a thread. Every thread has the result.
+UNIO_DEVICE double unio_block_sum(double value, double* partial) {
+    partial[threadIdx.x] = value;
+    __syncthreads();
+    for (int half = UNIO_BINS / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            partial[threadIdx.x] = partial[threadIdx.x] + partial[threadIdx.x + half];
+        }
+        __syncthreads();
+    }
+    const double total = partial[0];
+    __syncthreads();
+    return total;
+}
+
+// The largest over the block's threads.
+UNIO_DEVICE double unio_block_max(double value, double* partial) {
+    partial[threadIdx.x] = value;
+    __syncthreads();
+    for (int half = UNIO_BINS / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            partial[threadIdx.x] = unio_max(partial[threadIdx.x], partial[threadIdx.x + half]);
+        }
+        __syncthreads();
+    }
+    const double top = partial[0];
+    __syncthreads();
+    return top;
+}
+
 // How many lie in the thread's bin, over the rows of all warps. Takes a block of UNIO_BINS threads.
 UNIO_DEVICE int unio_total(const int* rows) {
     int total = 0;
