@@ -276,3 +276,25 @@ fn barriers(artefacts: &Artefacts, kernel: &Kernel) -> usize {
     let body = kernels.find(|body| body.lines().next().is_some_and(|line| line.contains(&start)));
     body.unwrap().matches("__syncthreads()").count()
 }
+
+/// Documents rot where nobody looks: what they name in backticks and has a `/` must be there.
+#[test]
+fn paths_that_documents_name_exist() {
+    let root = fixture("../..");
+    let mut missing = Vec::new();
+    for document in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "BENCHMARKS.md"] {
+        let text = fs::read_to_string(root.join(document)).unwrap();
+        for name in text.split('`').skip(1).step_by(2).filter(|name| is_path(name)) {
+            let path = name.split("::").next().unwrap_or(name);
+            if !root.join(path).exists() {
+                missing.push(format!("{document}: {name}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+fn is_path(name: &str) -> bool {
+    let folders = ["specs/", "codegen/", "macros/", "runtime/", "kernels-generated/", "tests/", ".ci/"];
+    folders.iter().any(|f| name.starts_with(f)) && !name.contains(['<', '*', ' ', '…'])
+}

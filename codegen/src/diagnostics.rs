@@ -130,6 +130,7 @@ codes! {
     ReductionUnordered "U0417" "the optimizer would read a gradient that is not reduced yet" => "let it read the model's gradients"
     EntryUnused     "U0418" "nothing uses this entry" => "use it, or remove it"
     SizeIllegal     "U0419" "the size cannot be used" => "a size is a whole number of at least 1"
+    SlotStart       "U0420" "a slot has no start of its own" => "remove `init`: a smoothed slot and its smoothing state return to 0 together, so that Pearl A takes the first observation; a value that starts elsewhere is the state of an update"
     // Adjoints.
     NoAdjoint       "U0501" "this has no adjoint" => "wrap it in stop(...) if its gradient is meant to be zero, or write it with sum, softmax and select"
     GatherAdjoint   "U0502" "a gather from a value that needs a gradient" => "gather from a table, or use plain indices"

@@ -29,6 +29,8 @@ pub struct Compiled {
     pub artefacts: interface::Artefacts,
     /// Text of the layout lock after this run.
     pub lock: String,
+    /// What builds but could be better.
+    pub hints: Vec<String>,
     /// Files below `kernels-generated/`: path and text.
     pub mirror: std::collections::BTreeMap<String, String>,
 }
@@ -44,7 +46,8 @@ pub fn compile(set: &SetFiles, included: &[SetFiles], lock: &str) -> Result<Comp
     let plan = plan::plan(&model, &equations)?;
     let kernels = lower::lower(&plan, &model.files);
     let emitted = emit::emit(&model, &equations, &plan, &kernels);
-    Ok(Compiled { artefacts: emitted.artefacts, lock: lock.render(), mirror: emitted.mirror })
+    let hints = model::hints(&model);
+    Ok(Compiled { artefacts: emitted.artefacts, lock: lock.render(), hints, mirror: emitted.mirror })
 }
 
 /// Compiles a set given as texts, with the shipped sets it includes; for tests and tools.

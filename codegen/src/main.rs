@@ -94,7 +94,10 @@ fn check(root: &Path, sets: &[PathBuf]) -> Result<()> {
     let mut failed = Vec::new();
     for dir in sets {
         match Generated::of_dir(&dir) {
-            Ok(set) => println!("{}: {}", dir.display(), summary(&set.compiled.artefacts)),
+            Ok(set) => {
+                println!("{}: {}", dir.display(), summary(&set.compiled.artefacts));
+                set.compiled.hints.iter().for_each(|hint| println!("  hint: {hint}"));
+            }
             Err(error) => failed.push(error.to_string()),
         }
     }

@@ -105,9 +105,8 @@ fn iqn(data: &[f64]) -> Vec<f64> {
 /// Entry, its slot families, its buffer, numbers a row, truth, tolerance.
 const PRODUCERS: &[(&str, &[&str], &str, usize, Truth, f64)] = &[
     ("target_q_bound", &["target_q_bound"], "target_q", 1, p99, 0.005),
-    ("h_s2_bound", &["h_s2_bound"], "save_h_s2", 1, p99, 0.005),
+    ("trunk_state", &["h_s2_bound", "h_s2_rms_ema"], "save_h_s2", 1, |d| [p99(d), rms(d)].concat(), 0.005),
     ("bw_d_h_s2_bound", &["bw_d_h_s2_bound"], "bw_d_h_s2", 1, p99, 0.005),
-    ("h_s2_rms_ema", &["h_s2_rms_ema"], "save_h_s2", 1, rms, 1e-6),
     ("aux_label_scale", &["aux_label_scale"], "aux_labels", 1, mean_abs, 1e-6),
     ("vsn_mask", &["vsn_mask_ema"], "vsn_mask", 6, |d| columns::<6>(d, |x| x), 1e-5),
     ("rewards", &["reward_component_ema"], "reward_components", 6, |d| columns::<6>(d, f64::abs), 1e-5),
@@ -231,7 +230,7 @@ fn the_first_systems_closed_forms_hold() {
     ]);
     for entry in [
         "grad_clip_bound",
-        "h_s2_rms_ema",
+        "trunk_state",
         "aux_label_scale",
         "moe",
         "vsn_mask",

@@ -14,6 +14,25 @@ pub fn check(model: &Model, report: &mut Report) {
     kernels_stay_distinct(model, report);
 }
 
+/// What is right but could be better: two entries that read the same buffers read them twice.
+pub fn hints(model: &Model) -> Vec<String> {
+    let mut hints = Vec::new();
+    let reads = |p: &Producer| p.read.iter().map(|(_, source, ..)| source.clone()).collect::<Vec<_>>();
+    for (n, producer) in model.producers.iter().enumerate() {
+        for other in &model.producers[n + 1..] {
+            let same = reads(producer).iter().any(|source| reads(other).contains(source));
+            if same && producer.per_group == other.per_group && producer.smooth == other.smooth && producer.union == other.union {
+                let (a, b) = (model.files.provenance(&producer.loc), model.files.provenance(&other.loc));
+                hints.push(format!(
+                    "`{}` ({a}) and `{}` ({b}) read the same buffers: signals of one entry share the read",
+                    producer.name, other.name
+                ));
+            }
+        }
+    }
+    hints
+}
+
 /// A signal nobody reads, and a state nobody reads, is work for nothing or a forgotten wire.
 fn every_slot_and_state_is_read(model: &Model, report: &mut Report) {
     let mut read = BTreeSet::new();

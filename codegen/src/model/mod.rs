@@ -7,6 +7,7 @@ mod resolve;
 mod signals;
 mod types;
 
+pub use check::hints;
 pub use layout::Lock;
 pub use resolve::resolve;
 pub use types::{

@@ -151,7 +151,8 @@ pub fn read(set: &SetFiles, included: &[SetFiles]) -> Result<Spec, Diagnostics> 
 }
 
 /// Kinds of entry.
-const KINDS: &[&str] = &["const", "slot", "state", "smoothing", "producer", "block", "update", "group", "model"];
+const KINDS: &[&str] =
+    &["const", "slot", "state", "smoothing", "producer", "block", "update", "external", "group", "model"];
 
 #[derive(Default)]
 struct SpecReader {
@@ -298,6 +299,11 @@ fn shape_error(error: &toml::de::Error, loc: &Loc, report: &mut Report) {
             .replace("expected one of", "known are")
             .replace("expected ", "known is ");
         let name = quoted().next().unwrap_or_default();
+        // Of what has a slot; these are keys of a slot, of a producer, of one of its signals.
+        let is_slot = quoted().any(|key| ["reserved", "smooth", "observed_only"].contains(&key));
+        if name == "init" && is_slot {
+            return report.push(Code::SlotStart, loc, "a slot starts at 0, and returns to it");
+        }
         return report.push_unknown(Code::KeyUnknown, loc, label, name, quoted().skip(1));
     }
     if message.starts_with("missing field") {

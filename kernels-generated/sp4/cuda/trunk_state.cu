@@ -23,30 +23,35 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
     states[2] = next_x_lag;
 }
 
-// Bound of Mech 10: p99 of the magnitude of the trunk state.
-// From `h_s2_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_h_s2_bound_count(
+// Magnitude of the trunk state.
+// From `trunk_state` in specs/sp4/producers.toml.
+UNIO_KERNEL(256) sp4_trunk_state_count(
     UNIO_IN(real, h),
     UNIO_OUT(int, rows),
+    UNIO_OUT(double, sums),
     int n
 ) {
-    UNIO_SHARED(int, counts_0, 0);
+    UNIO_SHARED(double, partial, 0);
+    UNIO_SHARED(int, counts_0, 2048);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
     }
     __syncthreads();
+    double acc_1 = 0.0;
     // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
     for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
         const int e = int(first) + threadIdx.x;
         int counts_0_bin = UNIO_BINS;
         if (e < n) {
+            acc_1 = acc_1 + (double(h[e]) * double(h[e]));
             const float counts_0_value = unio_abs(h[e]);
             counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
         }
         unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
     }
+    const double total_1 = unio_block_sum(acc_1, partial);
 
     // A row a block: how many elements it saw, how many blocks there are, its sums, its counts by exponent.
     int* const row = rows + size_t(blockIdx.x) * 260;
@@ -58,14 +63,15 @@ UNIO_KERNEL(256) sp4_h_s2_bound_count(
         }
         row[0] = seen;
         row[1] = gridDim.x;
+        sums[size_t(blockIdx.x) * 1 + 0] = total_1;
     }
     __syncthreads();
     row[4 + threadIdx.x] = unio_total(counts_0);
 }
 
-// Bound of Mech 10: p99 of the magnitude of the trunk state.
-// From `h_s2_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_h_s2_bound_refine(
+// Magnitude of the trunk state.
+// From `trunk_state` in specs/sp4/producers.toml.
+UNIO_KERNEL(256) sp4_trunk_state_refine(
     UNIO_IN(real, h),
     UNIO_IN(int, rows),
     UNIO_OUT(int, refined),
@@ -101,19 +107,25 @@ UNIO_KERNEL(256) sp4_h_s2_bound_refine(
     refined[size_t(blockIdx.x) * 256 + 0 + threadIdx.x] = unio_total(counts_0);
 }
 
-// Bound of Mech 10: p99 of the magnitude of the trunk state.
-// From `h_s2_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_h_s2_bound_finish(
+// Magnitude of the trunk state.
+// From `trunk_state` in specs/sp4/producers.toml.
+UNIO_KERNEL(256) sp4_trunk_state_finish(
     UNIO_IN(int, rows),
+    UNIO_IN(double, sums),
     UNIO_IN(int, refined),
     UNIO_INOUT(float, h_s2_bound_slot),
     UNIO_INOUT(float, h_s2_bound_observed),
     UNIO_INOUT(float, h_s2_bound_smoothing),
     UNIO_INOUT(int, h_s2_bound_skipped),
+    UNIO_INOUT(float, h_s2_rms_ema_slot),
+    UNIO_INOUT(float, h_s2_rms_ema_observed),
+    UNIO_INOUT(float, h_s2_rms_ema_smoothing),
+    UNIO_INOUT(int, h_s2_rms_ema_skipped),
     int parts
 ) {
-    UNIO_SHARED(int, counted, 0);
-    UNIO_SHARED(int, found, 1024);
+    UNIO_SHARED(double, partial, 0);
+    UNIO_SHARED(int, counted, 2048);
+    UNIO_SHARED(int, found, 3072);
     int seen = 0;
     for (int part = 0; part < parts; ++part) {
         const int* const first = rows + size_t(part) * UNIO_ROWS * 260;
@@ -122,6 +134,7 @@ UNIO_KERNEL(256) sp4_h_s2_bound_finish(
         }
     }
     const int n = seen;
+    const double total_1 = unio_block_sum(unio_sum_rows(rows, 260, sums, 1, 0, parts), partial);
 
     unio_prefix(unio_column(rows, 260, 4, parts), counted);
     const int stat_0_finite = counted[UNIO_BINS - 1];
@@ -136,6 +149,7 @@ UNIO_KERNEL(256) sp4_h_s2_bound_finish(
     __syncthreads();
 
     if (threadIdx.x == 0) {
+        const real stat_1 = real(unio_sqrt(total_1 / double(n)));
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real h_s2_bound_x = stat_0;
         h_s2_bound_observed[0] = h_s2_bound_x;
@@ -143,6 +157,13 @@ UNIO_KERNEL(256) sp4_h_s2_bound_finish(
             pearl_ad_law(h_s2_bound_x, h_s2_bound_slot, h_s2_bound_smoothing);
         } else {
             h_s2_bound_skipped[0] = h_s2_bound_skipped[0] + 1;
+        }
+        const real h_s2_rms_ema_x = stat_1;
+        h_s2_rms_ema_observed[0] = h_s2_rms_ema_x;
+        if (unio_isfinite(h_s2_rms_ema_x)) {
+            pearl_ad_law(h_s2_rms_ema_x, h_s2_rms_ema_slot, h_s2_rms_ema_smoothing);
+        } else {
+            h_s2_rms_ema_skipped[0] = h_s2_rms_ema_skipped[0] + 1;
         }
     }
 }
