@@ -50,13 +50,23 @@ impl Copy {
         self
     }
 
-    /// The same with a text that stands there once replaced by another.
-    fn replace(mut self, from: &str, to: &str) -> Self {
-        assert_eq!(self.files.files.values().map(|text| text.matches(from).count()).sum::<usize>(), 1, "{from}");
-        for text in self.files.files.values_mut() {
-            *text = text.replace(from, to);
-        }
+    /// The same with a text replaced that an entry holds once.
+    fn edit(mut self, entry: &str, from: &str, to: &str) -> Self {
+        let header = format!("[{entry}]\n");
+        let (path, text) = self.files.files.iter().find(|(_, text)| text.contains(&header)).unwrap();
+        let start = text.find(&header).unwrap();
+        let end = text[start..].find("\n\n").map_or(text.len(), |len| start + len);
+        let own = &text[start..end];
+        assert_eq!(own.matches(from).count(), 1, "{from} in {entry}");
+        let text = [&text[..start], &own.replace(from, to), &text[end..]].concat();
+        self.files.files.insert(path.clone(), text);
         self
+    }
+
+    /// The same with one more key of an entry.
+    fn key(self, entry: &str, key: &str) -> Self {
+        let header = format!("[{entry}]\n");
+        self.edit(entry, &header, &format!("{header}{key}\n"))
     }
 
     fn compile(&self) -> Result<Compiled, Diagnostics> {
@@ -150,8 +160,10 @@ fn two_signals_more_cost_two_entries() {
 
 #[test]
 fn the_two_signals_find_the_same_places_without_being_told() {
-    let untold = [("slot    = 171\nscratch = 69\n", ""), ("slot    = 172\nscratch = 70\n", "")];
-    let untold = untold.into_iter().fold(sp4_of_173(), |copy, (from, to)| copy.replace(from, to));
+    let mut untold = sp4_of_173();
+    for (name, place) in SANITISERS.iter().zip(["slot    = 171\nscratch = 69\n", "slot    = 172\nscratch = 70\n"]) {
+        untold = untold.edit(&format!("producer.{name}"), place, "");
+    }
     assert_eq!(untold.compiled().artefacts.slots, Copy::sp4().compiled().artefacts.slots);
 }
 
@@ -225,21 +237,28 @@ fn a_new_law_and_a_new_update_change_no_other_text() {
     let places = |a: &Artefacts| a.slots.iter().map(|s| (s.name.clone(), s.index)).collect::<BTreeMap<_, _>>();
     let (old, new) = (places(&before.artefacts), places(&after.artefacts));
     assert!(old.iter().all(|(name, index)| new.get(name) == Some(index)));
-    assert!(before.artefacts.states.iter().all(|s| after.artefacts.states.iter().any(|t| (&s.name, s.word) == (&t.name, t.word))));
+    assert!(
+        before.artefacts.states.iter().all(|s| after
+            .artefacts
+            .states
+            .iter()
+            .any(|t| (&s.name, s.word) == (&t.name, t.word)))
+    );
     assert_changed(&before, &after, &["a_first", "b_second"]);
 }
 
 #[test]
 fn an_edit_changes_the_text_of_its_own_entry_alone() {
     let before = Copy::sp4().compiled();
-    for (from, to, entry) in [
-        ("signal  = \"p99(abs(h))\"", "signal  = \"quantile(0.95, abs(h))\"", "h_s2_bound"),
-        ("doc    = \"Use of the experts.\"", "doc    = \"How the experts are used.\"", "moe"),
-        ("\"sum(select(isfinite(w), 1, 1))\"", "\"sum(select(isfinite(g), 1, 1))\"", "param_group_oracle"),
-        ("u                    = seen[0]", "u                    = 2 * seen[0]", "update_utilization_ema"),
+    for (entry, from, to) in [
+        ("producer.target_q_bound", "p99(abs(q))", "quantile(0.95, abs(q))"),
+        ("producer.moe", "Use of the experts", "How the experts are used"),
+        ("producer.bw_d_h_s2_bound", "pearl_ad", "kalman"),
+        ("update.update_utilization_ema", "= seen[0]", "= 2 * seen[0]"),
+        ("update.clamp_target_q", "max(now.", "max(prev."),
     ] {
-        let after = Copy::sp4().replace(from, to).compiled();
-        assert_changed(&before, &after, &[entry]);
+        let after = Copy::sp4().edit(entry, from, to).compiled();
+        assert_changed(&before, &after, &[entry.split_once('.').unwrap().1]);
         assert_eq!(before.artefacts.fingerprint, after.artefacts.fingerprint, "{entry}");
     }
 }
@@ -247,12 +266,13 @@ fn an_edit_changes_the_text_of_its_own_entry_alone() {
 /// The first system reset slots to 1.0, 1/6, 1/8 while their triples went to 0: Pearl D then ran from a stale mean.
 #[test]
 fn a_smoothed_slot_has_no_start_of_its_own() {
-    for (from, to) in [
-        ("slot       = 96\n", "slot       = 96\ninit       = 1.0\n"),
-        ("vsn_mask_ema = { slot = 105,", "vsn_mask_ema = { init = 0.1666, slot = 105,"),
-        ("count    = 2\nexternal = true\n", "count    = 2\nexternal = true\ninit     = 1\n"),
+    let slot = "[slot.given]\ndoc = \"From outside.\"\nexternal = true\nreset = \"fold\"\ninit = 1\n";
+    for copy in [
+        Copy::sp4().key("producer.aux_label_scale", "init = 1.0"),
+        Copy::sp4().edit("producer.vsn_mask", "vsn_mask_ema = {", "vsn_mask_ema = { init = 0.1667,"),
+        Copy::sp4().with(slot),
     ] {
-        let found = Copy::sp4().replace(from, to).refused();
+        let found = copy.refused();
         let codes: Vec<Code> = found.findings().iter().map(|f| f.code).collect();
         assert_eq!(codes, [Code::SlotStart], "{found}");
         assert!(found.to_string().contains("Pearl A"), "{found}");
@@ -265,4 +285,54 @@ fn a_smoothing_state_has_no_start_of_its_own() {
     let law = "[smoothing.late]\ndoc = \"Starts late.\"\nstate = { lag = { init = 1 } }\nmath = \"next.mean = x\"\n";
     let found = Copy::sp4().with(law).refused();
     assert_eq!(found.findings()[0].code, Code::ValueUnfit, "{found}");
+}
+
+#[test]
+fn explore() {
+    for group in ["curiosity", "iqn"] {
+        let mut c = Copy::sp4();
+        for t in c.files.files.values_mut() { *t = t.lines().filter(|l| !l.starts_with(&format!("{group} ")) || !l.contains("buffers")).collect::<Vec<_>>().join("\n"); }
+        match c.compile() { Ok(c) => { println!("{group} {} {:?}", c.artefacts.isv_len, slot(&c.artefacts, "weight_bound")); }, Err(e) => println!("{e}") }
+    }
+    for (n, text) in [
+        ("empty group", "[group.none]\ndoc=\"x\"\nbuffers=[]\noptimizer=\"adam\"\nindex=8\n"),
+        ("dup index", "[group.none]\ndoc=\"x\"\nbuffers=[\"zz\"]\noptimizer=\"adam\"\nindex=3\n"),
+        ("twice in one", "[group.none]\ndoc=\"x\"\nbuffers=[\"zz\", \"zz\"]\noptimizer=\"adam\"\n"),
+        ("twice in two", "[group.none]\ndoc=\"x\"\nbuffers=[\"iqn_all\"]\noptimizer=\"adam\"\n"),
+        ("odd name", "[group.none]\ndoc=\"x\"\nbuffers=[\"a b\"]\noptimizer=\"adam\"\n"),
+        ("unused optimizer", "[update.sgd]\ndoc=\"x\"\nover=\"group\"\nparam=\"w\"\ngrad=\"g\"\nmath=\"next.w = w - 0.1 * g\"\n"),
+        ("external twice", "[external.utilization]\ndoc=\"x\"\nshape=\"[*]\"\n"),
+        ("external isv", "[external.isv]\ndoc=\"x\"\nshape=\"[*]\"\n"),
+        ("external beside", "[external.beside]\ndoc=\"x\"\nshape=\"[*]\"\n"),
+        ("external clamp_engage", "[external.clamp_engage]\ndoc=\"x\"\nshape=\"[*]\"\n"),
+        ("external odd", "[external.\"a b\"]\ndoc=\"x\"\nshape=\"[*]\"\n"),
+        ("external dotted", "[external.\"iqn_all.params\"]\ndoc=\"x\"\nshape=\"[*]\"\n"),
+        ("external inner any", "[external.z]\ndoc=\"x\"\nshape=\"[4, *]\"\n"),
+        ("external unused", "[external.z]\ndoc=\"x\"\nshape=\"[4]\"\n"),
+        ("slot orphan", "[slot.z]\ndoc=\"x\"\nreset=\"fold\"\n"),
+        ("slot external unread", "[slot.z]\ndoc=\"x\"\nreset=\"fold\"\nexternal=true\n"),
+        ("slot count 0", "[slot.z]\ndoc=\"x\"\nreset=\"fold\"\nexternal=true\ncount=0\n"),
+        ("slot both", "[slot.z]\ndoc=\"x\"\nreset=\"fold\"\nexternal=true\nreserved=true\n"),
+        ("state unread", "[state.z]\ndoc=\"x\"\nreset=\"fold\"\n"),
+        ("over buffer of table", "[update.z]\ndoc=\"x\"\nover=\"x: iqn_q\"\nmath=\"next.x = x + 1\"\n"),
+        ("over two in place", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nmath=\"next.x = x + 1\"\n"),
+        ("over unknown", "[update.z]\ndoc=\"x\"\nover=\"x: target\"\nmath=\"next.x = x + 1\"\n"),
+        ("over with state", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nstate={ s = { reset=\"fold\" } }\nmath=\"next.x = x + 1\\nnext.s = s + x\"\n"),
+        ("over own read", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nread={ y = \"q_values\" }\nmath=\"next.x = x + y[0]\"\n"),
+        ("over i32", "[external.zi]\ndoc=\"x\"\nshape=\"[*]\"\ntype=\"i32\"\n[update.z]\ndoc=\"x\"\nover=\"x: zi\"\nmath=\"next.x = x + 1\"\n"),
+        ("over param key", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nparam=\"w\"\nmath=\"next.x = x + 1\"\n"),
+        ("over no next", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nmath=\"a = x + 1\"\n"),
+        ("count in scalar", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = s\\ncount.c = s > 1\"\n"),
+        ("count in buffer", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nmath=\"next.x = x\\ncount.c = x > 1\"\n"),
+        ("observed_only prev", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = prev.elements[iqn]\"\n"),
+        ("observed_only now", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.elements[iqn]\"\n"),
+        ("no member", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.weight_bound[iqnn]\"\n"),
+        ("member of single", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.h_s2_bound[iqn]\"\n"),
+        ("group read of numbered family", "[producer.z]\ndoc=\"x\"\nfor=\"group\"\nread={ w=\"params\" }\nsmooth=\"pearl_ad\"\nreset=\"fold\"\nmonitoring=true\nsignal=\"max(w) + prev.vsn_mask_ema\"\n"),
+        ("group read of b family", "[producer.z]\ndoc=\"x\"\nfor=\"group\"\nread={ w=\"params\" }\nsmooth=\"pearl_ad\"\nreset=\"fold\"\nmonitoring=true\nsignal=\"max(w) + prev.atom_pos_bound\"\n"),
+        ("numbered member read", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.vsn_mask_ema[3]\"\n"),
+    ] {
+        println!("=== {n}");
+        match Copy::sp4().with(text).compile() { Ok(_) => println!("It compiles."), Err(e) => println!("{e}") }
+    }
 }

@@ -262,8 +262,8 @@ fn barriers_and_shared_memory_of_the_perception_set() {
     perception_pool_adjoint            5   1540
     perception_cfc_adjoint             2   9696
     perception_reduce_axis0            2   1024
-    perception_grad_norm               3   2048
-    perception_group_oracle           10  11280
+    perception_grad_norm               0   2048
+    perception_group_oracle            4  11280
     perception_adamw                   0      0
     ");
 }

@@ -21,7 +21,11 @@ pub fn hints(model: &Model) -> Vec<String> {
     for (n, producer) in model.producers.iter().enumerate() {
         for other in &model.producers[n + 1..] {
             let same = reads(producer).iter().any(|source| reads(other).contains(source));
-            if same && producer.per_group == other.per_group && producer.smooth == other.smooth && producer.union == other.union {
+            if same
+                && producer.per_group == other.per_group
+                && producer.smooth == other.smooth
+                && producer.union == other.union
+            {
                 let (a, b) = (model.files.provenance(&producer.loc), model.files.provenance(&other.loc));
                 hints.push(format!(
                     "`{}` ({a}) and `{}` ({b}) read the same buffers: signals of one entry share the read",
