@@ -291,8 +291,19 @@ fn a_smoothing_state_has_no_start_of_its_own() {
 fn explore() {
     for group in ["curiosity", "iqn"] {
         let mut c = Copy::sp4();
-        for t in c.files.files.values_mut() { *t = t.lines().filter(|l| !l.starts_with(&format!("{group} ")) || !l.contains("buffers")).collect::<Vec<_>>().join("\n"); }
-        match c.compile() { Ok(c) => { println!("{group} {} {:?}", c.artefacts.isv_len, slot(&c.artefacts, "weight_bound")); }, Err(e) => println!("{e}") }
+        for t in c.files.files.values_mut() {
+            *t = t
+                .lines()
+                .filter(|l| !l.starts_with(&format!("{group} ")) || !l.contains("buffers"))
+                .collect::<Vec<_>>()
+                .join("\n");
+        }
+        match c.compile() {
+            Ok(c) => {
+                println!("{group} {} {:?}", c.artefacts.isv_len, slot(&c.artefacts, "weight_bound"));
+            }
+            Err(e) => println!("{e}"),
+        }
     }
     for (n, text) in [
         ("empty group", "[group.none]\ndoc=\"x\"\nbuffers=[]\noptimizer=\"adam\"\nindex=8\n"),
@@ -300,7 +311,10 @@ fn explore() {
         ("twice in one", "[group.none]\ndoc=\"x\"\nbuffers=[\"zz\", \"zz\"]\noptimizer=\"adam\"\n"),
         ("twice in two", "[group.none]\ndoc=\"x\"\nbuffers=[\"iqn_all\"]\noptimizer=\"adam\"\n"),
         ("odd name", "[group.none]\ndoc=\"x\"\nbuffers=[\"a b\"]\noptimizer=\"adam\"\n"),
-        ("unused optimizer", "[update.sgd]\ndoc=\"x\"\nover=\"group\"\nparam=\"w\"\ngrad=\"g\"\nmath=\"next.w = w - 0.1 * g\"\n"),
+        (
+            "unused optimizer",
+            "[update.sgd]\ndoc=\"x\"\nover=\"group\"\nparam=\"w\"\ngrad=\"g\"\nmath=\"next.w = w - 0.1 * g\"\n",
+        ),
         ("external twice", "[external.utilization]\ndoc=\"x\"\nshape=\"[*]\"\n"),
         ("external isv", "[external.isv]\ndoc=\"x\"\nshape=\"[*]\"\n"),
         ("external beside", "[external.beside]\ndoc=\"x\"\nshape=\"[*]\"\n"),
@@ -317,22 +331,58 @@ fn explore() {
         ("over buffer of table", "[update.z]\ndoc=\"x\"\nover=\"x: iqn_q\"\nmath=\"next.x = x + 1\"\n"),
         ("over two in place", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nmath=\"next.x = x + 1\"\n"),
         ("over unknown", "[update.z]\ndoc=\"x\"\nover=\"x: target\"\nmath=\"next.x = x + 1\"\n"),
-        ("over with state", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nstate={ s = { reset=\"fold\" } }\nmath=\"next.x = x + 1\\nnext.s = s + x\"\n"),
-        ("over own read", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nread={ y = \"q_values\" }\nmath=\"next.x = x + y[0]\"\n"),
-        ("over i32", "[external.zi]\ndoc=\"x\"\nshape=\"[*]\"\ntype=\"i32\"\n[update.z]\ndoc=\"x\"\nover=\"x: zi\"\nmath=\"next.x = x + 1\"\n"),
+        (
+            "over with state",
+            "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nstate={ s = { reset=\"fold\" } }\nmath=\"next.x = x + 1\\nnext.s = s + x\"\n",
+        ),
+        (
+            "over own read",
+            "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nread={ y = \"q_values\" }\nmath=\"next.x = x + y[0]\"\n",
+        ),
+        (
+            "over i32",
+            "[external.zi]\ndoc=\"x\"\nshape=\"[*]\"\ntype=\"i32\"\n[update.z]\ndoc=\"x\"\nover=\"x: zi\"\nmath=\"next.x = x + 1\"\n",
+        ),
         ("over param key", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nparam=\"w\"\nmath=\"next.x = x + 1\"\n"),
         ("over no next", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nmath=\"a = x + 1\"\n"),
-        ("count in scalar", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = s\\ncount.c = s > 1\"\n"),
+        (
+            "count in scalar",
+            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = s\\ncount.c = s > 1\"\n",
+        ),
         ("count in buffer", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nmath=\"next.x = x\\ncount.c = x > 1\"\n"),
-        ("observed_only prev", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = prev.elements[iqn]\"\n"),
-        ("observed_only now", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.elements[iqn]\"\n"),
-        ("no member", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.weight_bound[iqnn]\"\n"),
-        ("member of single", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.h_s2_bound[iqn]\"\n"),
-        ("group read of numbered family", "[producer.z]\ndoc=\"x\"\nfor=\"group\"\nread={ w=\"params\" }\nsmooth=\"pearl_ad\"\nreset=\"fold\"\nmonitoring=true\nsignal=\"max(w) + prev.vsn_mask_ema\"\n"),
-        ("group read of b family", "[producer.z]\ndoc=\"x\"\nfor=\"group\"\nread={ w=\"params\" }\nsmooth=\"pearl_ad\"\nreset=\"fold\"\nmonitoring=true\nsignal=\"max(w) + prev.atom_pos_bound\"\n"),
-        ("numbered member read", "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.vsn_mask_ema[3]\"\n"),
+        (
+            "observed_only prev",
+            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = prev.elements[iqn]\"\n",
+        ),
+        (
+            "observed_only now",
+            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.elements[iqn]\"\n",
+        ),
+        (
+            "no member",
+            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.weight_bound[iqnn]\"\n",
+        ),
+        (
+            "member of single",
+            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.h_s2_bound[iqn]\"\n",
+        ),
+        (
+            "group read of numbered family",
+            "[producer.z]\ndoc=\"x\"\nfor=\"group\"\nread={ w=\"params\" }\nsmooth=\"pearl_ad\"\nreset=\"fold\"\nmonitoring=true\nsignal=\"max(w) + prev.vsn_mask_ema\"\n",
+        ),
+        (
+            "group read of b family",
+            "[producer.z]\ndoc=\"x\"\nfor=\"group\"\nread={ w=\"params\" }\nsmooth=\"pearl_ad\"\nreset=\"fold\"\nmonitoring=true\nsignal=\"max(w) + prev.atom_pos_bound\"\n",
+        ),
+        (
+            "numbered member read",
+            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.vsn_mask_ema[3]\"\n",
+        ),
     ] {
         println!("=== {n}");
-        match Copy::sp4().with(text).compile() { Ok(_) => println!("It compiles."), Err(e) => println!("{e}") }
+        match Copy::sp4().with(text).compile() {
+            Ok(_) => println!("It compiles."),
+            Err(e) => println!("{e}"),
+        }
     }
 }

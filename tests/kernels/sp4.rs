@@ -103,7 +103,9 @@ fn iqn(data: &[f64]) -> Vec<f64> {
 }
 
 /// Entry, its slot families, its buffer, numbers a row, truth, tolerance.
-const PRODUCERS: &[(&str, &[&str], &str, usize, Truth, f64)] = &[
+type Measured = (&'static str, &'static [&'static str], &'static str, usize, Truth, f64);
+
+const PRODUCERS: &[Measured] = &[
     ("target_q_bound", &["target_q_bound"], "target_q", 1, p99, 0.005),
     ("trunk_state", &["h_s2_bound", "h_s2_rms_ema"], "save_h_s2", 1, |d| [p99(d), rms(d)].concat(), 0.005),
     ("bw_d_h_s2_bound", &["bw_d_h_s2_bound"], "bw_d_h_s2", 1, p99, 0.005),
