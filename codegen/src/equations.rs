@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::diagnostics::{Code, Diagnostics, Report};
 use crate::math::{Adjoint, Elem, Program, Role, ScalarRead, Scope, TensorId, adjoint, elaborate, normalize};
-use crate::model::{Model, Network, Over, Stage, WireSource};
+use crate::model::{Model, Network, Over, Slot, Stage, WireSource};
 use crate::spec::equation::{Expr, Name, Statement, Target, When};
 
 /// All programs of a set, in the order of the model's lists.
@@ -208,6 +208,11 @@ fn signal_statement(name: &str, expr: &Expr) -> Statement {
     }
 }
 
+/// Whether an entry that runs once a group has a member of its own in this family.
+fn is_of_groups(model: &Model, slot: &Slot) -> bool {
+    slot.members.iter().eq(model.groups.iter().map(|g| &g.name))
+}
+
 /// Finds a slot or a state by name.
 fn scalar(
     model: &Model,
@@ -220,6 +225,11 @@ fn scalar(
     let read = |int| Some(ScalarRead { when, name: name.text.clone(), member: member.map(|m| m.text.clone()), int });
     if let Some(slot) = model.slots.iter().find(|s| s.name == name.text && !s.reserved) {
         match member {
+            Some(m) if slot.members.is_empty() => {
+                let label = format!("`{}` is one slot and has no members", slot.name);
+                report.push_note(Code::NameUnknown, &m.loc, label, format!("leave `[{}]` out", m.text));
+                return None;
+            }
             Some(m) if !slot.members.contains(&m.text) => {
                 report.push_unknown(
                     Code::NameUnknown,
@@ -230,12 +240,13 @@ fn scalar(
                 );
                 return None;
             }
-            None if !slot.members.is_empty() && !per_group => {
-                report.push(
-                    Code::MemberMissing,
-                    &name.loc,
-                    format!("`{}` has a member for each of: {}", slot.name, slot.members.join(", ")),
-                );
+            None if !slot.members.is_empty() && !(per_group && is_of_groups(model, slot)) => {
+                let label = format!("`{}` has a member for each of: {}", slot.name, slot.members.join(", "));
+                let cure = format!("write `{}[MEMBER]` with one of these", name.text);
+                match is_of_groups(model, slot) {
+                    true => report.push(Code::MemberMissing, &name.loc, label),
+                    false => report.push_note(Code::MemberMissing, &name.loc, label, cure),
+                }
                 return None;
             }
             _ => {}

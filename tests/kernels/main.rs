@@ -6,4 +6,5 @@ mod adjoints;
 mod determinism;
 mod learning;
 mod producers;
+mod smoothing;
 mod sp4;

@@ -190,16 +190,52 @@ pub fn external_groups(spec: &Spec, report: &mut Report) -> Vec<GroupDraft> {
             );
         }
         for buffer in &entry.keys.buffers {
+            let loc = loc_of(entry.loc.file, buffer);
+            check_name(buffer.get_ref(), &loc, report);
             if let Some(other) = owner.insert(buffer.get_ref(), &entry.name) {
-                let loc = loc_of(entry.loc.file, buffer);
-                report.push(Code::ParamTwice, &loc, format!("`{}` is in `{other}` too", buffer.get_ref()));
+                let label = match other == entry.name {
+                    true => format!("`{}` stands in `{other}` already", buffer.get_ref()),
+                    false => format!("`{}` is in `{other}` too", buffer.get_ref()),
+                };
+                report.push(Code::ParamTwice, &loc, label);
             }
+        }
+        if entry.keys.buffers.is_empty() && entry.keys.tensors.is_empty() {
+            let label = format!("`{}` lists no buffer", entry.name);
+            report.push_note(
+                Code::GroupEmpty,
+                &entry.loc,
+                label,
+                "list `buffers`; one that may be absent is given no element at run time",
+            );
         }
         check_optimizer(spec, entry, report);
         groups.push(draft(entry));
     }
     groups.sort_by(|a, b| (a.index, &a.name).cmp(&(b.index, &b.name)));
+    check_places(spec, report);
     groups
+}
+
+/// A place that no group has would move the slots of those behind it; a place taken twice leaves their order to chance.
+fn check_places(spec: &Spec, report: &mut Report) {
+    let placed = spec.groups.iter().filter_map(|e| Some((*e.keys.index.as_ref()?.get_ref(), e)));
+    let mut placed: Vec<(u32, &Entry<entries::Group>)> = placed.collect();
+    placed.sort_by_key(|(index, _)| *index);
+    let mut free = 0;
+    for (index, entry) in placed {
+        let loc = entry.keys.index.as_ref().map_or(entry.loc.clone(), |i| loc_of(entry.loc.file, i));
+        if index < free {
+            let label = format!("another group has the place {index} too");
+            report.push_note(Code::SlotIndexTwice, &loc, label, "give each group a place of its own");
+        } else if index > free {
+            let label = format!("no group has the place {free}, so the slots of `{}` would lie there", entry.name);
+            let cure = "keep a group that may be absent, and give its buffers no element at run time: it is not launched, \
+                        and its slots stay";
+            report.push_note(Code::ValueUnfit, &loc, label, cure);
+        }
+        free = index.saturating_add(1);
+    }
 }
 
 fn draft(entry: &Entry<entries::Group>) -> GroupDraft {
@@ -230,8 +266,7 @@ fn written_product(extents: &[usize]) -> String {
 }
 
 /// Any length is for tables and for what the run fills, whose length the run knows; and it leads.
-fn check_any_length(spec: &Spec, file: usize, tensor: &Tensor, may_lead: bool, report: &mut Report) {
-    let (shape, _) = parts(tensor);
+pub fn check_any_length(spec: &Spec, file: usize, shape: &Str, may_lead: bool, report: &mut Report) {
     let dims = dims(spec, file, shape, report).unwrap_or_default();
     let wrong = dims.iter().enumerate().any(|(n, dim)| dim == "*" && (n > 0 || !may_lead));
     if wrong {
@@ -291,8 +326,29 @@ struct Resolver<'a> {
 }
 
 /// Buffers that every set has.
-const OWN_BUFFERS: &[&str] =
-    &["isv", "observed", "smoothing", "skipped", "state", "params", "grads", "gradient_scratch", "objective_seed"];
+const OWN_BUFFERS: &[&str] = &[
+    "isv",
+    "beside",
+    "observed",
+    "observed_unlisted",
+    "smoothing",
+    "smoothing_unlisted",
+    "skipped",
+    "skipped_unlisted",
+    "state",
+    "params",
+    "grads",
+    "gradient_scratch",
+    "objective_seed",
+];
+
+/// A buffer that the run fills needs a name of its own beside those that every set has.
+pub fn check_buffer_name(name: &str, loc: &Loc, report: &mut Report) {
+    check_name(name, loc, report);
+    if OWN_BUFFERS.contains(&name) {
+        report.push(Code::NameCollides, loc, format!("`{name}` is a buffer that every set has"));
+    }
+}
 
 impl<'a> Resolver<'a> {
     fn size(&mut self, name: &Str) -> Option<usize> {
@@ -313,11 +369,12 @@ impl<'a> Resolver<'a> {
         let mut externals = Vec::new();
         for (name, loc, tensor) in crate::spec::names(self.file, &self.entry.keys.external) {
             let before = self.report.len();
-            check_name(name, &loc, self.report);
-            if OWN_BUFFERS.contains(&name) {
-                self.report.push(Code::NameCollides, &loc, format!("`{name}` is a buffer that every set has"));
+            check_buffer_name(name, &loc, self.report);
+            if let Some(other) = self.spec.externals.iter().find(|e| e.name == name) {
+                let label = format!("`{name}` stands at {} too", self.spec.files.provenance(&other.loc));
+                self.report.push(Code::EntryTwice, &loc, label);
             }
-            check_any_length(self.spec, self.file, tensor, true, self.report);
+            check_any_length(self.spec, self.file, parts(tensor).0, true, self.report);
             check_no_init(self.file, tensor, self.report);
             let (shape, elem) = shape_of(self.spec, self.file, tensor, &self.sizes, self.report);
             if self.report.len() > before {
@@ -603,6 +660,7 @@ impl<'a> Resolver<'a> {
             if entry.keys.tensors.is_empty() {
                 self.report.push(Code::GroupEmpty, &entry.loc, format!("`{}` has no pattern", entry.name));
             }
+            self.check_idle(entry);
             check_optimizer(spec, entry, self.report);
             groups.push(draft(entry));
         }
@@ -621,6 +679,19 @@ impl<'a> Resolver<'a> {
             group.range = (start, start + members.map(Param::len).sum::<usize>());
         }
         groups
+    }
+
+    /// With a model, its tensors are what a group holds, and names give the order.
+    fn check_idle(&mut self, entry: &Entry<entries::Group>) {
+        let file = entry.loc.file;
+        for buffer in &entry.keys.buffers {
+            let label = format!("`{}` would not be trained: the set has a model", buffer.get_ref());
+            self.report.push_note(Code::KeyIdle, &loc_of(file, buffer), label, "name its tensors in `tensors`");
+        }
+        if let Some(index) = &entry.keys.index {
+            let label = "the groups of a model stand in the order of their names";
+            self.report.push(Code::KeyIdle, &loc_of(file, index), label);
+        }
     }
 
     /// The caret stands below the stage whose parameter nobody trains.
@@ -885,7 +956,7 @@ impl<'a> Binder<'_, 'a> {
     fn check_tensor(&mut self, name: &str, loc: &Loc, tensor: &Tensor, role: Role, before: &[Declared]) {
         let file = self.block.loc.file;
         check_name(name, loc, self.r.report);
-        check_any_length(self.r.spec, file, tensor, role == Role::Table, self.r.report);
+        check_any_length(self.r.spec, file, parts(tensor).0, role == Role::Table, self.r.report);
         if role != Role::Param {
             check_no_init(file, tensor, self.r.report);
         }

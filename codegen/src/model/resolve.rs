@@ -66,6 +66,7 @@ impl Resolver<'_> {
         all.extend(spec.blocks.iter().map(|e| ("block", e.name.as_str(), &e.loc)));
         all.extend(spec.groups.iter().map(|e| ("group", e.name.as_str(), &e.loc)));
         all.extend(spec.models.iter().map(|e| ("model", e.name.as_str(), &e.loc)));
+        all.extend(spec.externals.iter().map(|e| ("buffer", e.name.as_str(), &e.loc)));
         for (kind, name, loc) in all {
             network::check_name(name, loc, &mut self.report);
             if let Some(other) = seen.insert((kind, name.to_ascii_lowercase()), loc.clone()) {
@@ -103,6 +104,8 @@ impl Resolver<'_> {
         let mut externals = Vec::new();
         for entry in &spec.externals {
             let (file, keys) = (entry.loc.file, &entry.keys);
+            network::check_buffer_name(&entry.name, &entry.loc, &mut self.report);
+            network::check_any_length(spec, file, &keys.shape, true, &mut self.report);
             let shape = network::extents(spec, file, &keys.shape, &BTreeMap::new(), &mut self.report);
             externals.push(External { name: entry.name.clone(), shape, elem: elem(keys.elem) });
         }
@@ -124,6 +127,7 @@ impl Resolver<'_> {
         for entry in &spec.slots {
             let keys = &entry.keys;
             let reset = if keys.reserved { Reset::Never } else { self.reset(keys.reset, &entry.name, &entry.loc) };
+            self.check_given_slot(entry);
             if let Some(index) = &keys.index {
                 fixed.slots.insert(entry.name.clone(), *index.get_ref() as usize);
             }
@@ -142,6 +146,7 @@ impl Resolver<'_> {
                 None => Vec::new(),
             };
             for signal in signals::written(entry) {
+                signals::check_places(entry, &signal, &mut self.report);
                 let name = signal.name.to_owned();
                 fixed.slots.extend(signal.slot.map(|index| (name.clone(), index as usize)));
                 fixed.scratch.extend(signal.scratch.map(|index| (name, index as usize)));
@@ -160,6 +165,17 @@ impl Resolver<'_> {
         }
         self.check_slot_names(&slots);
         (slots, fixed)
+    }
+
+    /// A slot that no producer steers is written by someone outside, or kept free.
+    fn check_given_slot(&mut self, entry: &Entry<entries::Slot>) {
+        let keys = &entry.keys;
+        if !keys.reserved && !keys.external {
+            self.report.push(Code::WriterMissing, &entry.loc, format!("no producer steers `{}`", entry.name));
+        }
+        if keys.count == Some(0) {
+            self.report.push(Code::SizeIllegal, &entry.loc, format!("`{}` takes 0 indices", entry.name));
+        }
     }
 
     fn check_slot_names(&mut self, slots: &[Slot]) {
@@ -278,11 +294,7 @@ impl Resolver<'_> {
             let mut read = Vec::new();
             let mut measured: Option<Measured> = None;
             for (name, loc, value) in crate::spec::names(file, &entry.keys.read) {
-                network::check_name(name, &loc, &mut self.report);
-                if signals.iter().any(|s| s.target == name) {
-                    let label = format!("`{name}` is a signal of this entry");
-                    self.report.push_note(Code::EntryTwice, &loc, label, "give the buffer another name here");
-                }
+                self.check_read_name(name, &loc, &signals);
                 if let Some((source, shape, elem)) = self.source(value, file, network) {
                     let used = read_shape(name, &signals, shape.clone());
                     let counted = if let Source::Counter(_) = source { Elem::Real } else { elem };
@@ -324,6 +336,36 @@ impl Resolver<'_> {
         }
     }
 
+    fn check_read_name(&mut self, name: &str, loc: &Loc, signals: &[super::Signal]) {
+        network::check_name(name, loc, &mut self.report);
+        if signals.iter().any(|s| s.target == name) {
+            let label = format!("`{name}` is a signal of this entry");
+            self.report.push_note(Code::EntryTwice, loc, label, "give the buffer another name here");
+        }
+    }
+
+    /// What stands in a union is real, counted once, and has rows like the others.
+    fn check_member(
+        &mut self,
+        loc: &Loc,
+        source: &Source,
+        elem: Elem,
+        (used, row): (&[usize], &[usize]),
+        before: &[Source],
+    ) {
+        let whole = !matches!(source, Source::Buffer(_));
+        if elem != Elem::Real || whole {
+            let label = if whole { "this is spread over the groups" } else { "this holds integers" };
+            self.report.push_note(Code::TypeMismatch, loc, label, "a union is one of buffers of real numbers");
+        } else if before.contains(source) {
+            let note = "remove it: its elements would count twice";
+            self.report.push_note(Code::EntryTwice, loc, "this buffer is in the union already", note);
+        } else if used != row {
+            let label = format!("its rows have {} elements, those before it {}", row_len(used), row_len(row));
+            self.report.push_note(Code::ShapeMismatch, loc, label, "a union is one of buffers with the same rows");
+        }
+    }
+
     /// Names that stand for several buffers; gives how many, 1 without a union.
     fn union(
         &mut self,
@@ -336,13 +378,16 @@ impl Resolver<'_> {
         let mut count = None;
         for (name, loc, sources) in crate::spec::names(file, &entry.keys.union) {
             let mut members = Vec::new();
-            let mut shape = vec![0];
-            for source in sources {
-                if let Some((source, whole, _)) = self.source(source, file, network) {
-                    members.push(source);
-                    shape = read_shape(name, signals, whole);
-                }
+            let mut shape = None;
+            self.check_read_name(name, &loc, signals);
+            for value in sources {
+                let Some((source, whole, elem)) = self.source(value, file, network) else { continue };
+                let used = read_shape(name, signals, whole);
+                let row = shape.get_or_insert(used.clone());
+                self.check_member(&loc_of(file, value), &source, elem, (&used, row), &members);
+                members.push(source);
             }
+            let shape = shape.unwrap_or(vec![0]);
             let mixed = !entry.keys.read.is_empty() || entry.keys.each.is_some();
             if members.is_empty() || mixed || count.is_some_and(|n| n != members.len()) {
                 let cure =
@@ -417,7 +462,7 @@ impl Resolver<'_> {
         for entry in &spec.updates {
             let is_optimizer = entry.keys.over.get_ref() == "group";
             if is_optimizer && !optimizers.contains(entry.name.as_str()) {
-                if entry.loc.file < spec.first_included && network.is_some() {
+                if entry.loc.file < spec.first_included && (network.is_some() || !spec.groups.is_empty()) {
                     self.report.push(
                         Code::EntryUnused,
                         &entry.loc,
@@ -428,7 +473,21 @@ impl Resolver<'_> {
             }
             updates.extend(self.update(entry, network));
         }
+        self.check_one_writer(&updates);
         updates
+    }
+
+    /// Which of two clamps of one buffer ran first would be a matter of their names.
+    fn check_one_writer(&mut self, updates: &[Update]) {
+        let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
+        for update in updates {
+            if let Over::Buffer { buffer, .. } = &update.over
+                && let Some(other) = seen.insert(buffer, &update.name)
+            {
+                let label = format!("`{buffer}` is changed by `{other}` too");
+                self.report.push_note(Code::TwoWriters, &update.loc, label, "write both laws in one entry");
+            }
+        }
     }
 
     fn update(&mut self, entry: &Entry<entries::Update>, network: Option<&Network>) -> Option<Update> {
@@ -455,8 +514,10 @@ impl Resolver<'_> {
         let outputs = self.declare_outputs(entry, network, &mut declared);
         let statements = parse_statements(&self.spec.text(file, &entry.keys.math), &mut self.report);
         let counters = declare_counters(&over, &statements, &mut declared);
+        self.check_counter_names(&declared);
         self.check_declared_once(&declared);
         self.check_kept(entry, &over);
+        self.check_in_place(entry, &over);
         self.check_given(&over, &declared);
         check_numbers(&statements, &declared, &mut self.report);
         Some(Update {
@@ -472,6 +533,17 @@ impl Resolver<'_> {
             statements,
             loc: entry.loc.clone(),
         })
+    }
+
+    /// A counter is a buffer of its name.
+    fn check_counter_names(&mut self, declared: &[Declared]) {
+        for counter in declared.iter().filter(|d| d.role == Role::BlockCount) {
+            network::check_buffer_name(&counter.name, &counter.loc, &mut self.report);
+            if self.external(&counter.name).is_some() {
+                let label = format!("`{}` is an external buffer too", counter.name);
+                self.report.push(Code::NameCollides, &counter.loc, label);
+            }
+        }
     }
 
     /// The equations could not tell two values of one name apart.
@@ -513,12 +585,27 @@ impl Resolver<'_> {
     /// What many threads would write at once is kept by nobody.
     fn check_kept(&mut self, entry: &Entry<entries::Update>, over: &Over) {
         let file = entry.loc.file;
-        if let Over::Size { index, .. } = over {
+        if let Over::Size { index, .. } | Over::Buffer { element: index, .. } = over {
             for (name, loc, _) in crate::spec::names(file, &entry.keys.state) {
                 let label = format!("every `{index}` would write the one `{name}`");
                 let note = "keep state in an update `over = \"scalar\"`";
                 self.report.push_note(Code::WriteForbidden, &loc, label, note);
             }
+        }
+        for key in [&entry.keys.param, &entry.keys.grad].into_iter().flatten().filter(|_| *over != Over::Group) {
+            let label = "only an update over a group has a parameter and its gradient";
+            self.report.push(Code::KeyIdle, &loc_of(file, key), label);
+        }
+    }
+
+    /// Threads change the elements of the buffer as others would read them.
+    fn check_in_place(&mut self, entry: &Entry<entries::Update>, over: &Over) {
+        let Over::Buffer { element, buffer } = over else { return };
+        let file = entry.loc.file;
+        for value in entry.keys.read.values().filter(|v| v.get_ref() == buffer) {
+            let label = format!("the update changes `{buffer}` at the same time");
+            let note = format!("`{element}` is the element that it is at; measure others in a producer");
+            self.report.push_note(Code::WriteForbidden, &loc_of(file, value), label, note);
         }
     }
 
@@ -532,15 +619,20 @@ impl Resolver<'_> {
         }
         let parts = text.split_once(':').map(|(index, size)| (index.trim(), size.trim()));
         if let Some((element, buffer)) = parts
-            && self.external(buffer).is_some()
+            && let Some((_, _, elem)) = self.external(buffer)
         {
+            if elem != Elem::Real {
+                let note = "an update changes real numbers in place";
+                self.report.push_note(Code::TypeMismatch, &loc, format!("`{buffer}` holds integers"), note);
+            }
             return Some(Over::Buffer { element: element.to_owned(), buffer: buffer.to_owned() });
         }
         let extent = parts.and_then(|(_, size)| network?.sizes.get(size).copied());
         let (Some((index, _)), Some(extent)) = (parts, extent) else {
             let sizes = network.iter().flat_map(|n| n.sizes.keys()).map(String::as_str);
+            let sizes = sizes.chain(self.spec.externals.iter().map(|e| e.name.as_str()));
             let (label, name) = match parts {
-                Some((_, size)) => (format!("no size `{size}`"), size),
+                Some((_, size)) => (format!("no size and no external buffer `{size}`"), size),
                 None => (format!("`{text}` is nothing that an update runs over"), ""),
             };
             match crate::diagnostics::nearest(name, sizes) {
@@ -549,7 +641,7 @@ impl Resolver<'_> {
                     Code::SizeUnknown,
                     &loc,
                     label,
-                    "write \"group\", \"scalar\" or \"index: SIZE\" with a size of the model",
+                    "write \"group\", \"scalar\", \"index: SIZE\" with a size of the model, or \"x: NAME\" with an external buffer",
                 ),
             }
             return None;
@@ -738,6 +830,11 @@ fn read_shape(name: &str, signals: &[super::Signal], shape: Vec<usize>) -> Vec<u
         true => std::iter::once(0).chain(shape[1..].iter().copied()).collect(),
         false => vec![0],
     }
+}
+
+/// Elements of a row of a buffer as a signal reads it.
+fn row_len(used: &[usize]) -> usize {
+    used.iter().skip(1).product()
 }
 
 /// How many elements, or rows, a producer finds in a buffer.

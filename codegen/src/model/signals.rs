@@ -19,6 +19,8 @@ pub(super) struct Written<'a> {
     pub(super) index: Option<&'a Str>,
     pub(super) slot: Option<u32>,
     pub(super) scratch: Option<u32>,
+    /// Members that the spec asks for by number.
+    pub(super) count: Option<u32>,
     pub(super) monitoring: bool,
     pub(super) observed_only: bool,
 }
@@ -36,6 +38,7 @@ pub(super) fn written(entry: &Entry<entries::Producer>) -> Vec<Written<'_>> {
             index: None,
             slot: number(&entry.keys.slot),
             scratch: number(&entry.keys.scratch),
+            count: None,
             monitoring: false,
             observed_only: false,
         }],
@@ -49,6 +52,7 @@ pub(super) fn written(entry: &Entry<entries::Producer>) -> Vec<Written<'_>> {
                 index: keys.index.as_ref(),
                 slot: number(&keys.slot),
                 scratch: number(&keys.scratch),
+                count: keys.count,
                 monitoring: keys.monitoring,
                 observed_only: keys.observed_only,
             })
@@ -79,7 +83,7 @@ pub(super) fn resolve(spec: &Spec, entry: &Entry<entries::Producer>, report: &mu
     for written in written(entry) {
         let exprs: Vec<Expr> =
             written.values.iter().filter_map(|v| parse_expr(&spec.text(entry.loc.file, v), report)).collect();
-        if exprs.len() != written.values.len() || !fits(&written, report) {
+        if !fits(entry, &written, report) || exprs.len() != written.values.len() {
             continue;
         }
         let mut targets = Vec::new();
@@ -100,9 +104,50 @@ pub(super) fn resolve(spec: &Spec, entry: &Entry<entries::Producer>, report: &mu
     signals
 }
 
+/// A place in a vector is given only to what lies there.
+pub(super) fn check_places(entry: &Entry<entries::Producer>, written: &Written<'_>, report: &mut Report) {
+    let keys = &entry.keys;
+    let in_isv = !written.observed_only && !keys.beside;
+    if written.slot.is_some() && !in_isv {
+        let why = if written.observed_only { "only observed" } else { "kept beside the ISV" };
+        report.push(Code::KeyIdle, &written.loc, format!("`{}` is {why}, and has no index `slot`", written.name));
+    }
+    if written.scratch.is_some() && (!in_isv || keys.unlisted) {
+        let label = format!("the observation of `{}` is not among the numbered ones", written.name);
+        report.push_note(Code::KeyIdle, &written.loc, label, "remove `scratch`");
+    }
+}
+
 /// A family has one value for all members, told apart by an index, or one for each.
-fn fits(written: &Written<'_>, report: &mut Report) -> bool {
+fn fits(entry: &Entry<entries::Producer>, written: &Written<'_>, report: &mut Report) -> bool {
     let (values, members) = (written.values.len(), written.members.len());
+    if values == 0 {
+        let label = format!("nothing says how `{}` is measured", written.name);
+        report.push_note(Code::KeyMissing, &written.loc, label, "give it a `value`");
+        return false;
+    }
+    if let Some(slip) = slip(entry, written) {
+        report.push_note(
+            Code::ValueUnfit,
+            &written.loc,
+            slip,
+            "a family is numbered by `count`, or named by `members`",
+        );
+        return false;
+    }
+    for (n, member) in written.members.iter().enumerate().filter(|_| written.count.is_none()) {
+        let legal = names::is_legal(member);
+        if !legal || written.members[..n].contains(member) {
+            let label = format!("`{member}` {}", if legal { "is a member already" } else { "cannot name a member" });
+            report.push_note(
+                if legal { Code::EntryTwice } else { Code::NameIllegal },
+                &written.loc,
+                label,
+                Code::NameIllegal.cure(),
+            );
+            return false;
+        }
+    }
     let told = values == 1 && (members == 0 || written.index.is_some());
     if told || (values > 1 && values == members) {
         return true;
@@ -111,6 +156,23 @@ fn fits(written: &Written<'_>, report: &mut Report) -> bool {
     let cure = "give `value` with an `index`, or `values` with one for each of `members`";
     report.push_note(Code::ArityMismatch, &written.loc, label, cure);
     false
+}
+
+/// What is wrong with the members of a family, if anything is.
+fn slip(entry: &Entry<entries::Producer>, written: &Written<'_>) -> Option<String> {
+    let (name, named) = (written.name, !written.members.is_empty());
+    match written.count {
+        Some(0) => Some(format!("`{name}` has 0 members")),
+        Some(count) if count > MOST_MEMBERS => Some(format!("{count} members, the most is {MOST_MEMBERS}")),
+        Some(count) if count as usize != written.members.len() => {
+            Some(format!("{count} members by number, {} by name", written.members.len()))
+        }
+        _ if named && entry.keys.each.is_some() => Some(format!("`{name}` has a member for each group already")),
+        None if !named && written.index.is_some() => {
+            Some(format!("`{name}` has no members for its `index` to tell apart"))
+        }
+        _ => None,
+    }
 }
 
 /// The expression with an index replaced by a number.
