@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use unio::checkpoint::{CheckpointError, Differences};
 use unio::device::Real;
-use unio::interface::{Arg, Artefacts, KernelParam, Launch, Program, ResetPart, Slot, When};
+use unio::interface::{Access, Arg, Artefacts, KernelParam, Launch, Program, ResetPart, Slot, When};
 use unio::{Phase, Session};
-use unio_codegen::{Code, Compiled, Diagnostics, SetFiles, common, compile};
-use unio_tests::{device, fixture, fixture_text};
+use unio_codegen::{Code, Compiled, Diagnostics, SetFiles, common, compile, compile_texts};
+use unio_tests::{MANIFEST, device, fixture, fixture_text};
 
 /// A copy of a set, to be changed.
 #[derive(Clone)]
@@ -61,6 +61,14 @@ impl Copy {
         let text = [&text[..start], &own.replace(from, to), &text[end..]].concat();
         self.files.files.insert(path.clone(), text);
         self
+    }
+
+    /// The line of a key in an entry's own table.
+    fn line_of(&self, entry: &str, key: &str) -> String {
+        let header = format!("[{entry}]\n");
+        let rest = self.files.files.values().find_map(|text| text.split_once(&header)).unwrap().1;
+        let line = rest.lines().find(|line| line.split_whitespace().next() == Some(key));
+        format!("{}\n", line.unwrap())
     }
 
     /// The same with one more key of an entry.
@@ -287,102 +295,304 @@ fn a_smoothing_state_has_no_start_of_its_own() {
     assert_eq!(found.findings()[0].code, Code::ValueUnfit, "{found}");
 }
 
+/// What a model set's optimizer groups may look like: two tensors, `cell.w` and `cell.b`.
+fn split(groups: &[(&str, &str)]) -> Result<Compiled, Diagnostics> {
+    let with = |name: &str| fixture_text(&format!("fail/with/{name}.toml"));
+    let cell = with("cell")
+        .replace("param  = { w = \"[I]\" }", "param  = { w = \"[I]\", b = \"[]\" }")
+        .replace("w[i] * x[i])", "w[i] * x[i]) + b");
+    let training = with("training");
+    let mut text = training.split("[group.").next().unwrap().to_owned();
+    for (name, tensors) in groups {
+        text += &format!("[group.{name}]\ndoc = \"Some.\"\ntensors = [{tensors}]\noptimizer = \"sgd\"\n");
+    }
+    let texts =
+        [("t/unio.toml", MANIFEST), ("t/cell.toml", &cell), ("t/wiring.toml", &with("wiring")), ("t/a.toml", &text)];
+    compile_texts(&texts)
+}
+
+/// A split into three launches once lost 130 tensors.
 #[test]
-fn explore() {
-    for group in ["curiosity", "iqn"] {
-        let mut c = Copy::sp4();
-        for t in c.files.files.values_mut() {
-            *t = t
-                .lines()
-                .filter(|l| !l.starts_with(&format!("{group} ")) || !l.contains("buffers"))
-                .collect::<Vec<_>>()
-                .join("\n");
-        }
-        match c.compile() {
-            Ok(c) => {
-                println!("{group} {} {:?}", c.artefacts.isv_len, slot(&c.artefacts, "weight_bound"));
-            }
-            Err(e) => println!("{e}"),
+fn a_split_that_leaves_a_tensor_out_or_takes_one_twice_does_not_build() {
+    assert!(split(&[("all", "\"cell.*\"")]).is_ok());
+    assert!(split(&[("first", "\"cell.w\""), ("second", "\"cell.b\"")]).is_ok());
+    for (groups, code, name) in [
+        (&[("first", "\"cell.w\"")][..], Code::ParamUnowned, "`cell.b`"),
+        (&[("first", "\"cell.*\""), ("second", "\"cell.b\"")], Code::ParamTwice, "`cell.b` is in `first` too"),
+        (&[("first", "\"cell.w\", \"cell.*\"")], Code::ParamTwice, "`cell.w` is in `first` too"),
+    ] {
+        let found = split(groups).unwrap_err();
+        assert!(found.findings().iter().any(|f| f.code == code && f.label.contains(name)), "{found}");
+    }
+}
+
+#[test]
+fn a_split_that_takes_a_sub_buffer_twice_does_not_build() {
+    let twice = |from, to| Copy::sp4().edit("group", from, to).refused();
+    for (found, name) in [
+        (twice("[\"attn_all\"]", "[\"attn_all\", \"iqn_all\"]"), "`iqn_all` is in `iqn` too"),
+        (twice("[\"attn_all\"]", "[\"attn_all\", \"attn_all\"]"), "`attn_all` stands in `attn` already"),
+        (twice("[\"curiosity_w1\",", "[\"iql_low_all\", \"curiosity_w1\","), "`iql_low_all` is in"),
+    ] {
+        let codes: Vec<Code> = found.findings().iter().map(|f| f.code).collect();
+        assert_eq!(codes, [Code::ParamTwice], "{found}");
+        assert!(found.findings()[0].label.contains(name), "{found}");
+    }
+    let found = twice("[\"attn_all\"]", "[]");
+    assert_eq!(found.findings()[0].code, Code::GroupEmpty, "{found}");
+}
+
+/// The group's own line, as the file has it.
+fn group_line(group: &str) -> String {
+    let text = fixture_text("../../specs/sp4/groups.toml");
+    let line = text.lines().find(|line| line.split_whitespace().next() == Some(group));
+    format!("{}\n", line.unwrap())
+}
+
+#[test]
+fn a_set_without_its_last_group_builds_and_its_slots_stay_free() {
+    let (whole, without) = (Copy::sp4().compiled(), Copy::sp4().edit("group", &group_line("curiosity"), "").compiled());
+    let indices = |a: &Artefacts| a.slots.iter().map(|s| (s.name.clone(), s.index, s.scratch)).collect::<Vec<_>>();
+    assert_eq!(indices(&whole.artefacts), indices(&without.artefacts));
+    assert_eq!(without.artefacts.isv_len, 173);
+    assert!(!launches(&without).iter().any(|l| l.name.contains("curiosity")));
+    assert!(changed(&whole, &without).is_empty());
+}
+
+/// Without a group in their midst, the slots of those behind it would move.
+#[test]
+fn a_set_without_a_group_in_the_midst_is_refused() {
+    let found = Copy::sp4().edit("group", &group_line("iqn"), "").refused();
+    let codes: Vec<Code> = found.findings().iter().map(|f| f.code).collect();
+    assert_eq!(codes, [Code::ValueUnfit], "{found}");
+    assert!(found.findings()[0].label.contains("no group has the place 3"), "{found}");
+}
+
+/// A session whose buffers all hold something, save those of absent sub-buffers.
+fn filled(artefacts: &Artefacts, absent: &str) -> Session {
+    let mut session = Session::new(&device().unwrap(), artefacts, Real::F32).unwrap();
+    for buffer in artefacts.program.as_ref().unwrap().buffers.iter().filter(|b| b.external) {
+        let row: usize = buffer.shape.iter().filter(|n| **n > 0).product();
+        let len = if buffer.name.starts_with(absent) { 0 } else { buffer.len.unwrap_or(8 * row) };
+        let values: Vec<f64> = (0..len).map(|n| 0.1 + 0.01 * n as f64).collect();
+        session.write_real(&buffer.name, &values).unwrap();
+    }
+    session
+}
+
+#[test]
+fn a_group_that_is_absent_at_run_time_is_skipped_and_its_slots_stay() {
+    let artefacts = Copy::sp4().compiled().artefacts;
+    let mut session = filled(&artefacts, "iqn_all.");
+    for _ in 0..3 {
+        session.run(Phase::Train).unwrap();
+    }
+    for family in ["weight_bound", "adam_m_bound", "adam_v_bound", "wd_rate"] {
+        let slots = session.slot_named(family).unwrap();
+        assert_eq!(slots[3], 0.0, "{family}");
+        assert!((0..8).filter(|g| *g != 3).all(|g| slots[g] != 0.0), "{family}: {slots:?}");
+    }
+    assert_eq!(session.first_non_finite().unwrap().map(|f| f.to_string()), None);
+    assert!(session.dump("skipped").unwrap().iter().all(|n| *n == 0.0));
+    let engaged = session.dump("clamp_engage").unwrap();
+    assert!(engaged[3 * 256..4 * 256].iter().all(|n| *n == 0.0));
+}
+
+/// A group that goes away keeps what it had: nothing stale is measured again.
+#[test]
+fn a_group_that_goes_away_keeps_its_slots() {
+    let artefacts = Copy::sp4().compiled().artefacts;
+    let mut session = filled(&artefacts, "none");
+    session.run(Phase::Train).unwrap();
+    let kept = |session: &Session| {
+        let families = ["weight_bound", "adam_m_bound", "adam_v_bound", "wd_rate"];
+        families.map(|family| session.slot_named(family).unwrap()[3])
+    };
+    let (before, smoothing) = (kept(&session), session.dump("smoothing").unwrap()[3 * 8..3 * 9].to_vec());
+    for array in ["params", "grads", "m", "v"] {
+        session.write_real(&format!("iqn_all.{array}"), &[]).unwrap();
+    }
+    session.run(Phase::Train).unwrap();
+    assert_eq!(kept(&session), before);
+    assert_eq!(session.dump("smoothing").unwrap()[3 * 8..3 * 9], smoothing);
+}
+
+fn launches(compiled: &Compiled) -> &[Launch] {
+    &compiled.artefacts.program.as_ref().unwrap().train
+}
+
+/// Entry of a launch, without group, sub-buffer and step.
+fn entry(launch: &Launch) -> &str {
+    launch.name.split(['.', '[']).next().unwrap()
+}
+
+/// Places of an entry's launches in the step, first and last.
+fn places(launches: &[Launch], name: &str) -> (usize, usize) {
+    let found = |l: &Launch| entry(l) == name;
+    (launches.iter().position(found).unwrap(), launches.iter().rposition(found).unwrap())
+}
+
+/// All launches that must have finished before one may start, however indirectly.
+fn before(launches: &[Launch], at: usize) -> BTreeSet<usize> {
+    let mut found = BTreeSet::new();
+    let mut waiting = launches[at].after.clone();
+    while let Some(next) = waiting.pop() {
+        if found.insert(next) {
+            waiting.extend(&launches[next].after);
         }
     }
-    for (n, text) in [
-        ("empty group", "[group.none]\ndoc=\"x\"\nbuffers=[]\noptimizer=\"adam\"\nindex=8\n"),
-        ("dup index", "[group.none]\ndoc=\"x\"\nbuffers=[\"zz\"]\noptimizer=\"adam\"\nindex=3\n"),
-        ("twice in one", "[group.none]\ndoc=\"x\"\nbuffers=[\"zz\", \"zz\"]\noptimizer=\"adam\"\n"),
-        ("twice in two", "[group.none]\ndoc=\"x\"\nbuffers=[\"iqn_all\"]\noptimizer=\"adam\"\n"),
-        ("odd name", "[group.none]\ndoc=\"x\"\nbuffers=[\"a b\"]\noptimizer=\"adam\"\n"),
-        (
-            "unused optimizer",
-            "[update.sgd]\ndoc=\"x\"\nover=\"group\"\nparam=\"w\"\ngrad=\"g\"\nmath=\"next.w = w - 0.1 * g\"\n",
-        ),
-        ("external twice", "[external.utilization]\ndoc=\"x\"\nshape=\"[*]\"\n"),
-        ("external isv", "[external.isv]\ndoc=\"x\"\nshape=\"[*]\"\n"),
-        ("external beside", "[external.beside]\ndoc=\"x\"\nshape=\"[*]\"\n"),
-        ("external clamp_engage", "[external.clamp_engage]\ndoc=\"x\"\nshape=\"[*]\"\n"),
-        ("external odd", "[external.\"a b\"]\ndoc=\"x\"\nshape=\"[*]\"\n"),
-        ("external dotted", "[external.\"iqn_all.params\"]\ndoc=\"x\"\nshape=\"[*]\"\n"),
-        ("external inner any", "[external.z]\ndoc=\"x\"\nshape=\"[4, *]\"\n"),
-        ("external unused", "[external.z]\ndoc=\"x\"\nshape=\"[4]\"\n"),
-        ("slot orphan", "[slot.z]\ndoc=\"x\"\nreset=\"fold\"\n"),
-        ("slot external unread", "[slot.z]\ndoc=\"x\"\nreset=\"fold\"\nexternal=true\n"),
-        ("slot count 0", "[slot.z]\ndoc=\"x\"\nreset=\"fold\"\nexternal=true\ncount=0\n"),
-        ("slot both", "[slot.z]\ndoc=\"x\"\nreset=\"fold\"\nexternal=true\nreserved=true\n"),
-        ("state unread", "[state.z]\ndoc=\"x\"\nreset=\"fold\"\n"),
-        ("over buffer of table", "[update.z]\ndoc=\"x\"\nover=\"x: iqn_q\"\nmath=\"next.x = x + 1\"\n"),
-        ("over two in place", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nmath=\"next.x = x + 1\"\n"),
-        ("over unknown", "[update.z]\ndoc=\"x\"\nover=\"x: target\"\nmath=\"next.x = x + 1\"\n"),
-        (
-            "over with state",
-            "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nstate={ s = { reset=\"fold\" } }\nmath=\"next.x = x + 1\\nnext.s = s + x\"\n",
-        ),
-        (
-            "over own read",
-            "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nread={ y = \"q_values\" }\nmath=\"next.x = x + y[0]\"\n",
-        ),
-        (
-            "over i32",
-            "[external.zi]\ndoc=\"x\"\nshape=\"[*]\"\ntype=\"i32\"\n[update.z]\ndoc=\"x\"\nover=\"x: zi\"\nmath=\"next.x = x + 1\"\n",
-        ),
-        ("over param key", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nparam=\"w\"\nmath=\"next.x = x + 1\"\n"),
-        ("over no next", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nmath=\"a = x + 1\"\n"),
-        (
-            "count in scalar",
-            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = s\\ncount.c = s > 1\"\n",
-        ),
-        ("count in buffer", "[update.z]\ndoc=\"x\"\nover=\"x: target_q\"\nmath=\"next.x = x\\ncount.c = x > 1\"\n"),
-        (
-            "observed_only prev",
-            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = prev.elements[iqn]\"\n",
-        ),
-        (
-            "observed_only now",
-            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.elements[iqn]\"\n",
-        ),
-        (
-            "no member",
-            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.weight_bound[iqnn]\"\n",
-        ),
-        (
-            "member of single",
-            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.h_s2_bound[iqn]\"\n",
-        ),
-        (
-            "group read of numbered family",
-            "[producer.z]\ndoc=\"x\"\nfor=\"group\"\nread={ w=\"params\" }\nsmooth=\"pearl_ad\"\nreset=\"fold\"\nmonitoring=true\nsignal=\"max(w) + prev.vsn_mask_ema\"\n",
-        ),
-        (
-            "group read of b family",
-            "[producer.z]\ndoc=\"x\"\nfor=\"group\"\nread={ w=\"params\" }\nsmooth=\"pearl_ad\"\nreset=\"fold\"\nmonitoring=true\nsignal=\"max(w) + prev.atom_pos_bound\"\n",
-        ),
-        (
-            "numbered member read",
-            "[update.z]\ndoc=\"x\"\nover=\"scalar\"\nstate={ s = { reset=\"fold\", monitoring=true } }\nmath=\"next.s = now.vsn_mask_ema[3]\"\n",
-        ),
-    ] {
-        println!("=== {n}");
-        match Copy::sp4().with(text).compile() {
-            Ok(_) => println!("It compiles."),
-            Err(e) => println!("{e}"),
+    found
+}
+
+/// Each buffer that a clamp works on, the bound it reads.
+const CLAMPED: [(&str, usize); 9] = [
+    ("target_q", 131),
+    ("atom_positions_0", 132),
+    ("atom_positions_1", 133),
+    ("atom_positions_2", 134),
+    ("atom_positions_3", 135),
+    ("save_h_s2", 169),
+    ("bw_d_h_s2", 171),
+    ("d_value_logits", 172),
+    ("d_adv_logits", 172),
+];
+
+#[test]
+fn bounds_are_measured_before_their_clamps_in_order_and_by_edges() {
+    let compiled = Copy::sp4().compiled();
+    let (artefacts, launches) = (&compiled.artefacts, launches(&compiled));
+    let program = artefacts.program.as_ref().unwrap();
+    for (buffer, index) in CLAMPED {
+        let clamp = launches.iter().position(|l| writes(artefacts, program, l, buffer)).unwrap();
+        let slot = artefacts.slots.iter().find(|s| (s.index..s.index + s.members.len().max(1)).contains(&index));
+        let producer = slot.unwrap().producer.clone().unwrap();
+        let (first, last) = places(launches, &producer);
+        assert!(last < clamp, "{producer} after the clamp of {buffer}");
+        let earlier = before(launches, clamp);
+        assert!((first..=last).filter(|l| entry(&launches[*l]) == producer).all(|l| earlier.contains(&l)), "{buffer}");
+    }
+}
+
+/// Whether a launch changes a buffer of the run.
+fn writes(artefacts: &Artefacts, program: &Program, launch: &Launch, buffer: &str) -> bool {
+    let params = &artefacts.kernels[launch.kernel].params;
+    params.iter().zip(&launch.args).any(|(param, arg)| match (param, arg) {
+        (KernelParam::Buffer { access: Access::InOut | Access::Out, .. }, Arg::Buffer { buffer: at, .. }) => {
+            program.buffers[*at].name == buffer
         }
+        _ => false,
+    })
+}
+
+#[test]
+fn per_group_producers_run_after_the_optimizers() {
+    let compiled = Copy::sp4().compiled();
+    let launches = launches(&compiled);
+    let optimizers: BTreeSet<usize> =
+        (0..launches.len()).filter(|l| ["adam", "adam_l1"].contains(&entry(&launches[*l]))).collect();
+    assert_eq!(optimizers.len(), 11, "seven groups of one sub-buffer, one of four");
+    let groups = ["param_group_oracle", "moment_diagnostics", "rate_deficit"];
+    for at in (0..launches.len()).filter(|l| groups.contains(&entry(&launches[*l]))) {
+        assert!(before(launches, at).is_superset(&optimizers), "{}", launches[at].name);
+    }
+}
+
+/// Every kernel is launched, no launch is there twice, and only what runs once a group or a sub-buffer runs more than once.
+#[test]
+fn everything_fires_exactly_once_a_step() {
+    let compiled = Copy::sp4().compiled();
+    let launches = launches(&compiled);
+    let names: BTreeSet<&str> = launches.iter().map(|l| l.name.as_str()).collect();
+    assert_eq!(names.len(), launches.len());
+    for (at, kernel) in compiled.artefacts.kernels.iter().enumerate() {
+        let count = launches.iter().filter(|l| l.kernel == at).count();
+        assert!([1, 2, 8, 10, 11].contains(&count), "{} is launched {count} times", kernel.symbol);
+    }
+    let finishing = launches.iter().filter(|l| l.name.ends_with(".finish") || !l.name.contains('.'));
+    let mut seen = BTreeSet::new();
+    for launch in finishing.filter(|l| !entry(l).starts_with("adam")) {
+        assert!(seen.insert(launch.name.clone()), "{}", launch.name);
+    }
+}
+
+#[test]
+fn nothing_is_atomic_and_no_number_comes_from_the_host() {
+    let compiled = Copy::sp4().compiled();
+    for (path, text) in texts(&compiled) {
+        assert!(!text.to_lowercase().contains("atomic"), "{path}");
+        let heads = text.split("UNIO_KERNEL(").skip(1).map(|kernel| kernel.split(") {").next().unwrap());
+        for param in heads.flat_map(str::lines).skip(1).map(str::trim).filter(|line| !line.starts_with("UNIO_")) {
+            let by_value = param.trim_end_matches(',');
+            assert!(by_value.is_empty() || by_value.starts_with("int "), "{path}: {param}");
+        }
+    }
+    for launch in launches(&compiled) {
+        let kernel = &compiled.artefacts.kernels[launch.kernel];
+        for (param, arg) in kernel.params.iter().zip(&launch.args) {
+            assert!(is_planned(param, arg), "{}: {param:?} {arg:?}", launch.name);
+        }
+    }
+}
+
+/// A pointer, or a number that follows from lengths and the plan alone.
+fn is_planned(param: &KernelParam, arg: &Arg) -> bool {
+    matches!(
+        (param, arg),
+        (KernelParam::Buffer { .. }, Arg::Buffer { .. })
+            | (KernelParam::Count { .. }, Arg::Count(_) | Arg::CountOf { .. })
+            | (KernelParam::Number { .. }, Arg::Number(_))
+            | (KernelParam::Rows { .. }, Arg::Rows { .. })
+    )
+}
+
+#[test]
+fn slots_go_back_with_all_that_belongs_to_them() {
+    let artefacts = Copy::sp4().compiled().artefacts;
+    for slot in artefacts.slots.iter().filter(|s| s.producer.is_some()) {
+        let reset = artefacts.resets.iter().find(|r| r.name == slot.name).unwrap();
+        assert_eq!((reset.when, slot.reset), (When::Fold, When::Fold), "{}", slot.name);
+        let listed = slot.name != "q_abs_ref";
+        let bank = |name: &str| if listed { name.to_owned() } else { format!("{name}_unlisted") };
+        let wanted = [("isv".to_owned(), 1), (bank("observed"), 1), (bank("skipped"), 1), (bank("smoothing"), 3)];
+        assert_eq!(
+            parts(&artefacts, &reset.parts),
+            wanted.map(|(b, width)| (b, width * slot.members.len().max(1))),
+            "{}",
+            slot.name
+        );
+        let starts: Vec<usize> = reset.parts.iter().map(|part| part.start).collect();
+        assert_eq!(starts[0], slot.index, "{}", slot.name);
+        assert!(slot.scratch.is_none_or(|s| starts[1..] == [s, s, 3 * s]), "{}: {starts:?}", slot.name);
+        assert!(reset.parts.iter().all(|part| part.value == 0.0), "{}", slot.name);
+    }
+}
+
+/// Buffer and length of each part of a reset.
+fn parts(artefacts: &Artefacts, parts: &[ResetPart]) -> [(String, usize); 4] {
+    let buffers = &artefacts.program.as_ref().unwrap().buffers;
+    let parts: Vec<_> = parts.iter().map(|part| (buffers[part.buffer].name.clone(), part.len)).collect();
+    parts.try_into().unwrap()
+}
+
+/// Resetting the slow average was tried and reverted; the host owns the rate, and others the fingerprint's words.
+#[test]
+fn of_all_averages_only_the_slow_one_survives_a_fold() {
+    let artefacts = Copy::sp4().compiled().artefacts;
+    let survive: BTreeSet<&str> =
+        artefacts.resets.iter().filter(|r| r.when == When::Never).map(|r| r.name.as_str()).collect();
+    assert_eq!(survive, BTreeSet::from(["grad_norm_slow", "layout_fingerprint", "learning_rate"]));
+    let registered: BTreeSet<&str> = artefacts.resets.iter().map(|r| r.name.as_str()).collect();
+    let states = artefacts.states.iter().map(|s| s.name.as_str());
+    assert!(states.chain(["clamp_engage"]).all(|name| registered.contains(name)));
+}
+
+/// An entry without a reset arm does not build; nor does the reverse, because there is no other place to write one.
+#[test]
+fn a_reset_forgotten_does_not_build() {
+    for entry in ["producer.target_q_bound", "producer.moe", "producer.param_group_oracle", "state.learning_rate"] {
+        let text = Copy::sp4();
+        let line = text.line_of(entry, "reset");
+        let found = text.edit(entry, &line, "").refused();
+        assert!(found.findings().iter().all(|f| f.code == Code::ResetMissing), "{found}");
     }
 }

@@ -242,7 +242,7 @@ fn scalar(
             }
             None if !slot.members.is_empty() && !(per_group && is_of_groups(model, slot)) => {
                 let label = format!("`{}` has a member for each of: {}", slot.name, slot.members.join(", "));
-                let cure = format!("write `{}[MEMBER]` with one of these", name.text);
+                let cure = format!("name one of them, as in `{}[{}]`", name.text, slot.members[0]);
                 match is_of_groups(model, slot) {
                     true => report.push(Code::MemberMissing, &name.loc, label),
                     false => report.push_note(Code::MemberMissing, &name.loc, label, cure),

@@ -181,3 +181,26 @@ fn buffers_of_two_lengths_are_refused() {
     let error = session.run(Phase::Train).unwrap_err().to_string();
     assert!(error.contains("`other` has 4 rows"), "{error}");
 }
+
+/// The first design, kept as a schedule: right on a normal distribution, lost where one value is far out.
+#[test]
+fn linear_bins_agree_on_normals_and_fail_on_a_spike() {
+    let measure = |data: &[f64], schedule: &str| {
+        let spec = fixture_text("producers/statistics.toml").replace("[N]", "[*]");
+        let spec = spec.replace("monitoring = true", &format!("monitoring = true\nschedule = \"{schedule}\""));
+        let compiled =
+            unio_codegen::compile_texts(&[("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", &spec)]).unwrap();
+        let mut session = Session::new(&device().unwrap(), &compiled.artefacts, Real::F32).unwrap();
+        session.write_real("data", data).unwrap();
+        session.write_real("other", data).unwrap();
+        session.run(Phase::Train).unwrap();
+        f64::from(session.slot_named("p99").unwrap()[0])
+    };
+    let mut data = normal(4096);
+    close("normal", measure(&data, "linear"), quantile(&data, 0.99), 0.05);
+    close("normal", measure(&data, "linear"), measure(&data, "counts"), 0.05);
+    data[7] = 1e4;
+    let truth = quantile(&data, 0.99);
+    close("spike", measure(&data, "counts"), truth, 0.005);
+    assert!(measure(&data, "linear") > 5.0 * truth, "256 bins up to 1e4 cannot tell");
+}

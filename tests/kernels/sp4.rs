@@ -280,6 +280,9 @@ fn clamps_leave_nothing_beyond_their_bounds_and_keep_the_order() {
     let after = plane.session.dump("save_h_s2").unwrap();
     assert!(after.iter().all(|x| x.is_finite() && x.abs() <= bound.max(1.0)));
     assert_eq!((after[5], after[6]), (0.0, 0.0));
+    // What is changed in place has been measured before.
+    assert!(plane.slots("reward_component_ema").iter().all(|x| *x != 0.0));
+    assert!(plane.session.dump("reward_components").unwrap().iter().all(|x| *x == 0.0));
 }
 
 #[test]

@@ -32,6 +32,7 @@ fn skeletons() -> Handlebars<'static> {
     let templates = [
         ("file", include_str!("../../templates/file.cu.hbs")),
         ("whole", include_str!("../../templates/producer_one.cu.hbs")),
+        ("linear", include_str!("../../templates/producer_linear.cu.hbs")),
         ("count", include_str!("../../templates/producer_count.cu.hbs")),
         ("refine", include_str!("../../templates/producer_refine.cu.hbs")),
         ("finish", include_str!("../../templates/producer_finish.cu.hbs")),
@@ -124,6 +125,7 @@ fn body(skeletons: &Handlebars<'_>, kernel: &Kernel) -> String {
 fn step_name(step: ProducerStep) -> &'static str {
     match step {
         ProducerStep::Whole => "whole",
+        ProducerStep::Linear => "linear",
         ProducerStep::Count => "count",
         ProducerStep::Refine => "refine",
         ProducerStep::Finish => "finish",
@@ -145,7 +147,7 @@ fn producer(text: &ProducerText) -> serde_json::Value {
     };
     let threads = text.threads;
     let looped = match text.step {
-        ProducerStep::Whole => format!("int first = 0; first < n; first += {threads}"),
+        ProducerStep::Whole | ProducerStep::Linear => format!("int first = 0; first < n; first += {threads}"),
         _ => {
             format!("long long first = (long long)(blockIdx.x) * {threads}; first < n; first += gridDim.x * {threads}")
         }
@@ -154,6 +156,7 @@ fn producer(text: &ProducerText) -> serde_json::Value {
         "threads": threads,
         "half": threads / 2,
         "loop": looped,
+        "bins": Table::BINS,
         "row_total": threads as usize / 32 * Table::BINS,
         "width": text.width,
         "sum_width": text.sum_width,

@@ -112,7 +112,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
     }
     let (arrays, bytes) = arrays(&text);
     let grid = match body.step {
-        ProducerStep::Whole | ProducerStep::Finish => Grid::Fixed(1),
+        ProducerStep::Whole | ProducerStep::Linear | ProducerStep::Finish => Grid::Fixed(1),
         _ => Grid::Elements { per_block: Table::PER_BLOCK, most: Table::ROWS as u32 },
     };
     let numbered = matches!(body.step, ProducerStep::Refine | ProducerStep::Finish);
@@ -200,7 +200,8 @@ fn arrays(text: &ProducerText) -> (Vec<SharedArray>, u32) {
         arrays.push(SharedArray { ty, name: name.to_owned(), offset: offset.to_string() });
         offset += bytes;
     };
-    if text.step != ProducerStep::Refine && !(text.sums.is_empty() && text.maxima.is_empty()) {
+    let has_totals = !(text.sums.is_empty() && text.maxima.is_empty());
+    if text.step == ProducerStep::Linear || (text.step != ProducerStep::Refine && has_totals) {
         add("double", "partial", threads * 8);
     }
     if text.step != ProducerStep::Count && !text.quantiles.is_empty() {

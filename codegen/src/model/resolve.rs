@@ -308,8 +308,10 @@ impl Resolver<'_> {
                 }
             }
             let union = self.union(entry, network, &signals, &mut read);
+            self.check_schedule(entry, union, groups);
             producers.push(Producer {
                 union,
+                schedule: entry.keys.schedule,
                 name: entry.name.clone(),
                 doc: entry.keys.doc.clone(),
                 per_group: entry.keys.each.is_some(),
@@ -366,6 +368,15 @@ impl Resolver<'_> {
         }
     }
 
+    /// The first design knows one buffer at a time.
+    fn check_schedule(&mut self, entry: &Entry<entries::Producer>, union: usize, groups: &[network::GroupDraft]) {
+        let split = entry.keys.each.is_some() && groups.iter().any(|g| g.buffers.len() > 1);
+        if entry.keys.schedule == entries::ProducerSchedule::Linear && (union > 1 || split) {
+            let note = "leave `schedule` out: counts are joined over the union";
+            self.report.push_note(Code::ValueUnfit, &entry.loc, "linear bins measure one buffer, not a union", note);
+        }
+    }
+
     /// Names that stand for several buffers; gives how many, 1 without a union.
     fn union(
         &mut self,
@@ -388,13 +399,21 @@ impl Resolver<'_> {
                 members.push(source);
             }
             let shape = shape.unwrap_or(vec![0]);
-            let mixed = !entry.keys.read.is_empty() || entry.keys.each.is_some();
-            if members.is_empty() || mixed || count.is_some_and(|n| n != members.len()) {
+            let slip = match (entry.keys.each.is_some(), entry.keys.read.is_empty(), count) {
+                (true, ..) => Some("an entry that runs once a group reads its group's buffers".to_owned()),
+                (_, false, _) => Some("an entry reads unions or single buffers, not both".to_owned()),
+                _ if sources.is_empty() => Some(format!("`{name}` stands for no buffer")),
+                (.., Some(n)) if n != sources.len() => {
+                    Some(format!("{} buffers, and {n} for the name before", sources.len()))
+                }
+                _ => None,
+            };
+            if let Some(slip) = slip {
                 let cure =
-                    "all names of such a producer stand for unions of equally many buffers, and it is not `for` groups";
-                self.report.push_note(Code::ArityMismatch, &loc, "this union does not fit the producer", cure);
+                    "all names of such an entry stand for unions of equally many buffers, walked over one by one";
+                self.report.push_note(Code::ValueUnfit, &loc, slip, cure);
             }
-            count = Some(members.len());
+            count = Some(sources.len());
             read.push((name.to_owned(), Source::Union(members), shape, Elem::Real));
         }
         count.unwrap_or(1)

@@ -136,15 +136,13 @@ fn fits(entry: &Entry<entries::Producer>, written: &Written<'_>, report: &mut Re
         return false;
     }
     for (n, member) in written.members.iter().enumerate().filter(|_| written.count.is_none()) {
-        let legal = names::is_legal(member);
-        if !legal || written.members[..n].contains(member) {
-            let label = format!("`{member}` {}", if legal { "is a member already" } else { "cannot name a member" });
-            report.push_note(
-                if legal { Code::EntryTwice } else { Code::NameIllegal },
-                &written.loc,
-                label,
-                Code::NameIllegal.cure(),
-            );
+        if !names::is_legal(member) {
+            report.push(Code::NameIllegal, &written.loc, format!("`{member}` cannot name a member"));
+            return false;
+        }
+        if written.members[..n].contains(member) {
+            let label = format!("`{member}` is a member already");
+            report.push_note(Code::EntryTwice, &written.loc, label, "give each member a name of its own");
             return false;
         }
     }
@@ -152,9 +150,9 @@ fn fits(entry: &Entry<entries::Producer>, written: &Written<'_>, report: &mut Re
     if told || (values > 1 && values == members) {
         return true;
     }
-    let label = format!("{values} values for {members} members");
+    let label = format!("{values} value{} for {members} members", if values == 1 { "" } else { "s" });
     let cure = "give `value` with an `index`, or `values` with one for each of `members`";
-    report.push_note(Code::ArityMismatch, &written.loc, label, cure);
+    report.push_note(Code::ValueUnfit, &written.loc, label, cure);
     false
 }
 

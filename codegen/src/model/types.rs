@@ -168,6 +168,8 @@ pub struct Producer {
     pub doc: String,
     /// Whether it runs once a group.
     pub per_group: bool,
+    /// How quantiles are found.
+    pub schedule: crate::spec::entries::ProducerSchedule,
     /// Buffers that each of its names stands for; 1 without a union.
     pub union: usize,
     /// Names in the signals, what they stand for, and their shape: elements or rows in front, then what a row holds.

@@ -244,6 +244,8 @@ impl Table {
 pub enum ProducerStep {
     /// Everything, in one block.
     Whole,
+    /// The same, with quantiles by linear bins: the first design, for comparison.
+    Linear,
     /// Sums and counts by exponent, a row a block.
     Count,
     /// Counts by mantissa under the exponent that holds each rank.

@@ -42,6 +42,8 @@ pub(super) struct Node {
     pub(super) reads: Vec<(When, String)>,
     /// Slots and states that it writes.
     pub(super) writes: BTreeSet<String>,
+    /// Buffer that it changes in place, after everyone else has read it.
+    pub(super) overwrites: Option<String>,
     /// Whether an evaluation runs it too.
     pub(super) evaluates: bool,
     /// Place of the entry.
@@ -138,6 +140,10 @@ fn edges(nodes: &[Node]) -> Vec<BTreeSet<usize>> {
     for (n, node) in nodes.iter().enumerate() {
         for value in &node.needs {
             before[n].extend(givers.get(value.as_str()).into_iter().flatten().filter(|g| **g != n));
+        }
+        if let Some(buffer) = &node.overwrites {
+            let reads = |other: &usize| *other != n && nodes[*other].needs.contains(buffer);
+            before[n].extend((0..nodes.len()).filter(reads));
         }
         for (when, name) in &node.reads {
             for &writer in writers.get(name.as_str()).into_iter().flatten().filter(|w| **w != n) {

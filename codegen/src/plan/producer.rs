@@ -10,6 +10,7 @@ use super::{Body, KernelPlan, Param, ProducerBody, ProducerStep, SignalPlan, Tab
 use crate::math::{Program, Role};
 use crate::model::{Group, Producer, Smoothing, Source};
 use crate::names;
+use crate::spec::entries::ProducerSchedule;
 
 /// Elements that one block reads faster than several could start and join.
 const ONE_BLOCK: usize = 16 * 1024;
@@ -53,6 +54,9 @@ impl Planner<'_> {
         law: &Smoothing,
         is_small: bool,
     ) -> Kernels {
+        if producer.schedule == ProducerSchedule::Linear {
+            return Kernels::Whole(self.add_producer_kernel(producer, program, law, ProducerStep::Linear));
+        }
         if is_small {
             return Kernels::Whole(self.add_producer_kernel(producer, program, law, ProducerStep::Whole));
         }
@@ -80,7 +84,7 @@ impl Planner<'_> {
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
         let tables = tables(step, &Table::of(program), &mut params);
-        let ends = matches!(step, ProducerStep::Whole | ProducerStep::Finish);
+        let ends = step != ProducerStep::Count && step != ProducerStep::Refine;
         let signals = if ends { self.signal_params(producer, program, law, &mut params) } else { Vec::new() };
         let body = ProducerBody {
             step,
@@ -94,7 +98,7 @@ impl Planner<'_> {
             states: law.states.clone(),
         };
         let what = match step {
-            ProducerStep::Whole => "",
+            ProducerStep::Whole | ProducerStep::Linear => "",
             ProducerStep::Count => "count",
             ProducerStep::Refine => "refine",
             ProducerStep::Finish => "finish",
@@ -214,6 +218,7 @@ impl Planner<'_> {
             gives: BTreeSet::new(),
             reads: Self::scalar_reads(program, group_name),
             writes: BTreeSet::new(),
+            overwrites: None,
             evaluates: false,
             loc: producer.loc.clone(),
         }
@@ -342,7 +347,7 @@ fn tables(step: ProducerStep, table: &Table, params: &mut Vec<Param>) -> [Option
     let (out, none) = (Some(Access::Out), None);
     let read = Some(Access::In);
     let access = match step {
-        ProducerStep::Whole => [none, none, none],
+        ProducerStep::Whole | ProducerStep::Linear => [none, none, none],
         ProducerStep::Count => [out, out, none],
         ProducerStep::Refine => [read, none, out],
         ProducerStep::Finish => [read, read, read],

@@ -345,6 +345,7 @@ impl<'a> Planner<'a> {
             gives,
             reads,
             writes,
+            overwrites: if let Over::Buffer { buffer, .. } = &update.over { Some(buffer.clone()) } else { None },
             evaluates,
             loc: update.loc.clone(),
         });
@@ -552,6 +553,7 @@ impl<'a> Planner<'a> {
             gives,
             reads: Self::scalar_reads(program, None),
             writes: BTreeSet::new(),
+            overwrites: None,
             evaluates: what == "forward",
             loc: stage.loc.clone(),
         });
@@ -691,6 +693,7 @@ impl<'a> Planner<'a> {
             gives: BTreeSet::from([REDUCED.to_owned()]),
             reads: Vec::new(),
             writes: BTreeSet::new(),
+            overwrites: None,
             evaluates: false,
             loc: network.loc.clone(),
         });

@@ -141,6 +141,17 @@ pub struct Smoothing {
     pub math: Str,
 }
 
+/// How quantiles are found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ProducerSchedule {
+    /// Logarithmic bins from the float's bits, over as many blocks as it takes.
+    #[default]
+    Counts,
+    /// The first design: one block, 256 linear bins up to the largest value.
+    Linear,
+}
+
 /// A signal measured over buffers, and the slot it steers.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -175,6 +186,10 @@ pub struct Producer {
     /// For people only: no reader is needed.
     #[serde(default)]
     pub monitoring: bool,
+    /// How quantiles are found: `counts` of the float's own bits (the default), or `linear`, the first design, for
+    /// comparison.
+    #[serde(default)]
+    pub schedule: ProducerSchedule,
     /// Keeps the observation out of the numbered ones.
     #[serde(default)]
     pub unlisted: bool,

@@ -116,7 +116,11 @@ impl Prepared {
 fn walked(program: &Program, params: &[KernelParam], launch: &Launch) -> Vec<(usize, usize)> {
     let is_walked =
         |param: &KernelParam| matches!(param, KernelParam::Buffer { len: None, role, .. } if *role != Role::Table);
-    let row = |buffer: usize| program.buffers[buffer].shape.iter().skip(1).product::<usize>().max(1);
+    let by_element = launch.args.iter().any(|arg| matches!(arg, Arg::CountOf { row_len: 1, .. }));
+    let row = |buffer: usize| match by_element {
+        true => 1,
+        false => program.buffers[buffer].shape.iter().skip(1).product::<usize>().max(1),
+    };
     let pairs = params.iter().zip(&launch.args).filter(|(param, _)| is_walked(param));
     let external = pairs.filter_map(|(_, arg)| match *arg {
         Arg::Buffer { buffer, .. } if program.buffers[buffer].external => Some((buffer, row(buffer))),
