@@ -55,7 +55,7 @@ impl Copy {
         let header = format!("[{entry}]\n");
         let (path, text) = self.files.files.iter().find(|(_, text)| text.contains(&header)).unwrap();
         let start = text.find(&header).unwrap();
-        let end = text[start..].find("\n\n").map_or(text.len(), |len| start + len);
+        let end = text[start..].find("\n\n").map_or(text.len(), |len| start + len + 1);
         let own = &text[start..end];
         assert_eq!(own.matches(from).count(), 1, "{from} in {entry}");
         let text = [&text[..start], &own.replace(from, to), &text[end..]].concat();
@@ -267,7 +267,8 @@ fn an_edit_changes_the_text_of_its_own_entry_alone() {
     ] {
         let after = Copy::sp4().edit(entry, from, to).compiled();
         assert_changed(&before, &after, &[entry.split_once('.').unwrap().1]);
-        assert_eq!(before.artefacts.fingerprint, after.artefacts.fingerprint, "{entry}");
+        // Another law keeps other numbers beside the mean, and an older checkpoint has not got them.
+        assert_eq!(before.artefacts.fingerprint == after.artefacts.fingerprint, to != "kalman", "{entry}");
     }
 }
 
@@ -330,7 +331,7 @@ fn a_split_that_leaves_a_tensor_out_or_takes_one_twice_does_not_build() {
 fn a_split_that_takes_a_sub_buffer_twice_does_not_build() {
     let twice = |from, to| Copy::sp4().edit("group", from, to).refused();
     for (found, name) in [
-        (twice("[\"attn_all\"]", "[\"attn_all\", \"iqn_all\"]"), "`iqn_all` is in `iqn` too"),
+        (twice("[\"attn_all\"]", "[\"attn_all\", \"iqn_all\"]"), "`iqn_all` is in `attn` too"),
         (twice("[\"attn_all\"]", "[\"attn_all\", \"attn_all\"]"), "`attn_all` stands in `attn` already"),
         (twice("[\"curiosity_w1\",", "[\"iql_low_all\", \"curiosity_w1\","), "`iql_low_all` is in"),
     ] {
@@ -356,7 +357,7 @@ fn a_set_without_its_last_group_builds_and_its_slots_stay_free() {
     assert_eq!(indices(&whole.artefacts), indices(&without.artefacts));
     assert_eq!(without.artefacts.isv_len, 173);
     assert!(!launches(&without).iter().any(|l| l.name.contains("curiosity")));
-    assert!(changed(&whole, &without).is_empty());
+    assert_eq!(changed(&whole, &without), BTreeSet::new());
 }
 
 /// Without a group in their midst, the slots of those behind it would move.
@@ -408,6 +409,9 @@ fn a_group_that_goes_away_keeps_its_slots() {
         let families = ["weight_bound", "adam_m_bound", "adam_v_bound", "wd_rate"];
         families.map(|family| session.slot_named(family).unwrap()[3])
     };
+    // Not the same numbers as before, so that measuring them again would move the mean.
+    session.write_real("iqn_all.params", &[0.7; 8]).unwrap();
+    session.run(Phase::Train).unwrap();
     let (before, smoothing) = (kept(&session), session.dump("smoothing").unwrap()[3 * 8..3 * 9].to_vec());
     for array in ["params", "grads", "m", "v"] {
         session.write_real(&format!("iqn_all.{array}"), &[]).unwrap();
@@ -521,7 +525,9 @@ fn nothing_is_atomic_and_no_number_comes_from_the_host() {
     for (path, text) in texts(&compiled) {
         assert!(!text.to_lowercase().contains("atomic"), "{path}");
         let heads = text.split("UNIO_KERNEL(").skip(1).map(|kernel| kernel.split(") {").next().unwrap());
-        for param in heads.flat_map(str::lines).skip(1).map(str::trim).filter(|line| !line.starts_with("UNIO_")) {
+        for param in
+            heads.flat_map(|head| head.lines().skip(1)).map(str::trim).filter(|line| !line.starts_with("UNIO_"))
+        {
             let by_value = param.trim_end_matches(',');
             assert!(by_value.is_empty() || by_value.starts_with("int "), "{path}: {param}");
         }

@@ -54,7 +54,7 @@ fn steps(device: &Device, artefacts: &Artefacts, count: usize) -> Bits {
 }
 
 /// Something for every external buffer: 64 rows where any number will do.
-fn fill_externals(session: &mut Session, artefacts: &Artefacts) {
+pub(crate) fn fill_externals(session: &mut Session, artefacts: &Artefacts) {
     for buffer in artefacts.program.as_ref().unwrap().buffers.iter().filter(|b| b.external) {
         let row: usize = buffer.shape.iter().filter(|n| **n > 0).product();
         let len = buffer.len.unwrap_or(64 * row);

@@ -8,3 +8,4 @@ mod learning;
 mod producers;
 mod smoothing;
 mod sp4;
+mod timing;
