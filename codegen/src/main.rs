@@ -134,11 +134,18 @@ fn rows(slot: &unio_codegen::interface::Slot) -> Vec<serde_json::Value> {
             "wiener": scratch.map(|s| [3 * s, 3 * s + 3]),
             "producer": slot.producer,
             "smooth": slot.smooth,
-            "readers": slot.readers,
+            "readers": readers(slot, member),
             "reset": slot.reset,
         })
     };
     members.into_iter().enumerate().map(row).collect()
+}
+
+/// Who reads this member: those that name no member, or this one.
+fn readers<'s>(slot: &'s unio_codegen::interface::Slot, member: Option<&String>) -> Vec<&'s String> {
+    let names = |reader: &str, member: &str| reader.ends_with(&format!(" {member})"));
+    let others = slot.members.iter().filter(|m| Some(*m) != member).collect::<Vec<_>>();
+    slot.readers.iter().filter(|reader| !others.iter().any(|other| names(reader, other))).collect()
 }
 
 fn line(row: &serde_json::Value) -> String {

@@ -75,7 +75,10 @@ fn readers(model: &Model, equations: &Equations) -> BTreeMap<String, Vec<String>
                 Read::Observed => "observed",
             };
             let list = readers.entry(read.name.clone()).or_default();
-            let reader = format!("{entry} ({when})");
+            let reader = match &read.member {
+                Some(member) => format!("{entry} ({when} {member})"),
+                None => format!("{entry} ({when})"),
+            };
             if !list.contains(&reader) {
                 list.push(reader);
             }

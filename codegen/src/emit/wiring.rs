@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use unio_interface::{Artefacts, Grid, Slot, When};
+use unio_interface::{Arg, Artefacts, Grid, Slot, When};
 
 use crate::model::Model;
 
@@ -36,7 +36,7 @@ fn slots(page: &mut String, artefacts: &Artefacts) {
             slot_name(slot),
             list(&slot.readers, slot.monitoring),
             when(slot.reset),
-            slot.doc
+            cell(&slot.doc)
         );
     }
     page.push('\n');
@@ -47,10 +47,17 @@ fn range(first: usize, members: usize) -> String {
 }
 
 fn slot_name(slot: &Slot) -> String {
-    match slot.members.is_empty() {
-        true => format!("`{}`", slot.name),
-        false => format!("`{}` of {}", slot.name, slot.members.join(", ")),
+    let numbered = slot.members.iter().enumerate().all(|(n, member)| *member == n.to_string());
+    match (slot.members.len(), numbered) {
+        (0, _) => format!("`{}`", slot.name),
+        (count, true) => format!("`{}`, {count} of them", slot.name),
+        _ => format!("`{}` of {}", slot.name, slot.members.join(", ")),
     }
+}
+
+/// Text as a cell of a table: a bar would end it.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
 }
 
 fn list(readers: &[String], monitoring: bool) -> String {
@@ -158,8 +165,10 @@ fn step(page: &mut String, artefacts: &Artefacts) {
     let _ = writeln!(page, "| | launch | blocks × threads | after |\n|---|---|---|---|");
     for (n, launch) in program.train.iter().enumerate() {
         let threads = artefacts.kernels[launch.kernel].threads;
+        let any = launch.args.iter().any(|arg| matches!(arg, Arg::CountOf { .. }));
+        let blocks = if any { "by length".to_owned() } else { launch.grid.to_string() };
         let after: Vec<String> = launch.after.iter().map(ToString::to_string).collect();
-        let _ = writeln!(page, "| {n} | {} | {} × {threads} | {} |", launch.name, launch.grid, after.join(", "));
+        let _ = writeln!(page, "| {n} | {} | {blocks} × {threads} | {} |", launch.name, after.join(", "));
     }
     page.push('\n');
 }
