@@ -213,6 +213,54 @@ fn is_of_groups(model: &Model, slot: &Slot) -> bool {
     slot.members.iter().eq(model.groups.iter().map(|g| &g.name))
 }
 
+/// Whether a slot can be read so; reports why not.
+fn slot_fits(
+    model: &Model,
+    slot: &Slot,
+    per_group: bool,
+    when: When,
+    name: &Name,
+    member: Option<&Name>,
+    report: &mut Report,
+) -> bool {
+    match member {
+        Some(m) if slot.members.is_empty() => {
+            let label = format!("`{}` is one slot and has no members", slot.name);
+            report.push_note(Code::NameUnknown, &m.loc, label, format!("leave `[{}]` out", m.text));
+            return false;
+        }
+        Some(m) if !slot.members.contains(&m.text) => {
+            report.push_unknown(
+                Code::NameUnknown,
+                &m.loc,
+                format!("`{}` has no member `{}`, only: {}", slot.name, m.text, slot.members.join(", ")),
+                &m.text,
+                slot.members.iter().map(String::as_str),
+            );
+            return false;
+        }
+        None if !slot.members.is_empty() && (!per_group || !is_of_groups(model, slot)) => {
+            let label = format!("`{}` has a member for each of: {}", slot.name, slot.members.join(", "));
+            let cure = format!("name one of them, as in `{}[{}]`", name.text, slot.members[0]);
+            match is_of_groups(model, slot) {
+                true => report.push(Code::MemberMissing, &name.loc, label),
+                false => report.push_note(Code::MemberMissing, &name.loc, label, cure),
+            }
+            return false;
+        }
+        _ => {}
+    }
+    if when == When::Observed && slot.producer.is_none() {
+        report.push_note(
+            Code::NameUnknown,
+            &name.loc,
+            format!("`{}` has no producer in this set, so nothing is observed", slot.name),
+            format!("read it as `prev.{}`", slot.name),
+        );
+    }
+    true
+}
+
 /// Finds a slot or a state by name.
 fn scalar(
     model: &Model,
@@ -224,42 +272,7 @@ fn scalar(
 ) -> Option<ScalarRead> {
     let read = |int| Some(ScalarRead { when, name: name.text.clone(), member: member.map(|m| m.text.clone()), int });
     if let Some(slot) = model.slots.iter().find(|s| s.name == name.text && !s.reserved) {
-        match member {
-            Some(m) if slot.members.is_empty() => {
-                let label = format!("`{}` is one slot and has no members", slot.name);
-                report.push_note(Code::NameUnknown, &m.loc, label, format!("leave `[{}]` out", m.text));
-                return None;
-            }
-            Some(m) if !slot.members.contains(&m.text) => {
-                report.push_unknown(
-                    Code::NameUnknown,
-                    &m.loc,
-                    format!("`{}` has no member `{}`, only: {}", slot.name, m.text, slot.members.join(", ")),
-                    &m.text,
-                    slot.members.iter().map(String::as_str),
-                );
-                return None;
-            }
-            None if !slot.members.is_empty() && !(per_group && is_of_groups(model, slot)) => {
-                let label = format!("`{}` has a member for each of: {}", slot.name, slot.members.join(", "));
-                let cure = format!("name one of them, as in `{}[{}]`", name.text, slot.members[0]);
-                match is_of_groups(model, slot) {
-                    true => report.push(Code::MemberMissing, &name.loc, label),
-                    false => report.push_note(Code::MemberMissing, &name.loc, label, cure),
-                }
-                return None;
-            }
-            _ => {}
-        }
-        if when == When::Observed && slot.producer.is_none() {
-            report.push_note(
-                Code::NameUnknown,
-                &name.loc,
-                format!("`{}` has no producer in this set, so nothing is observed", slot.name),
-                format!("read it as `prev.{}`", slot.name),
-            );
-        }
-        return read(false);
+        return slot_fits(model, slot, per_group, when, name, member, report).then(|| read(false)).flatten();
     }
     match model.states.iter().find(|s| s.name == name.text) {
         Some(state) if when != When::Observed => read(state.elem == Elem::Int),

@@ -3,7 +3,9 @@
 mod block;
 mod order;
 mod producer;
+mod stages;
 mod step;
+mod updates;
 
 use std::collections::BTreeMap;
 

@@ -1,15 +1,15 @@
 //! Buffers, kernels and launches of a set.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use unio_interface::{Access, Elem as Memory, ResetPart, Role as Outer, When};
+use unio_interface::{Elem as Memory, ResetPart, When};
 
 use super::order::{Node, NodeCount, Place, direct, order, restrict_evaluation};
-use super::{BlockBody, Body, Buffer, Count, KernelPlan, Launch, Param, Plan, Reset, UpdateBody, block, memory_elem};
+use super::{Buffer, Count, KernelPlan, Launch, Plan, Reset, memory_elem};
 use crate::diagnostics::{Code, Report};
-use crate::equations::{Equations, Reader, StageEquations};
-use crate::math::{Elem, Program, Role, TensorId};
-use crate::model::{Group, Model, Network, Over, Slot, Source, Stage, Update, WireSource};
+use crate::equations::Equations;
+use crate::math::{Elem, Program};
+use crate::model::{Group, Model, Network, Over, Slot, Source};
 use crate::names;
 use crate::spec::entries;
 
@@ -18,13 +18,13 @@ pub(super) const ELEMENT_THREADS: u32 = 256;
 /// Most blocks of an element-wise launch, and so the counts that each of its counters has room for.
 pub const COUNTER_BLOCKS: usize = 256;
 /// Value that stands for "all gradients are reduced".
-const REDUCED: &str = "grads";
+pub(super) const REDUCED: &str = "grads";
 /// Value that stands for "all optimizers have run".
-const UPDATED: &str = "params";
+pub(super) const UPDATED: &str = "params";
 /// Value that stands for "every adjoint has written its part of the scratch".
-const SCRATCH: &str = "gradient_scratch";
+pub(super) const SCRATCH: &str = "gradient_scratch";
 /// Value that stands for "nobody reads this step's parameters any more".
-const READ: &str = "params read";
+pub(super) const READ: &str = "params read";
 
 /// Plans a set.
 pub(super) fn plan(model: &Model, equations: &Equations, report: &mut Report) -> Plan {
@@ -97,7 +97,7 @@ impl<'a> Planner<'a> {
         Self { model, equations, buffers: Vec::new(), kernels: Vec::new(), nodes: Vec::new(), smoothing_stride }
     }
 
-    fn buffer(&self, name: &str) -> usize {
+    pub(super) fn buffer(&self, name: &str) -> usize {
         self.buffers.iter().position(|b| b.name == name).unwrap_or(0)
     }
 
@@ -106,7 +106,7 @@ impl<'a> Planner<'a> {
         self.buffers.len() - 1
     }
 
-    fn add_kept(&mut self, name: &str, shape: Vec<usize>, elem: Memory) -> usize {
+    pub(super) fn add_kept(&mut self, name: &str, shape: Vec<usize>, elem: Memory) -> usize {
         let index = self.add_buffer(name, shape, elem);
         self.buffers[index].kept = true;
         index
@@ -202,205 +202,9 @@ impl<'a> Planner<'a> {
         program.scalars.iter().flat_map(|s| [(s.when, s.name.clone()), (s.when, name(s))]).collect()
     }
 
-    fn add_updates(&mut self, select: impl Fn(&Update) -> bool) {
-        let model = self.model;
-        for (update, program) in model.updates.iter().zip(&self.equations.updates) {
-            if select(update) {
-                self.add_update_outputs(update);
-                let kernel = self.add_update_kernel(update, program);
-                self.add_update_node(update, program, kernel, None, None);
-            }
-        }
-    }
-
-    fn add_update_outputs(&mut self, update: &Update) {
-        for (name, shape, elem) in &update.outputs {
-            self.add_buffer(&names::stage_value(&update.name, name), shape.clone(), memory_elem(*elem));
-        }
-    }
-
-    fn add_update_kernel(&mut self, update: &Update, program: &Program) -> usize {
-        let element =
-            program.vars.iter().position(|_| update.over != Over::Scalar).filter(|_| update.over != Over::Scalar);
-        let len = match &update.over {
-            Over::Group | Over::Buffer { .. } => None,
-            Over::Size { extent, .. } => Some(*extent),
-            Over::Scalar => Some(1),
-        };
-        let mut params = Vec::new();
-        let mut places = BTreeMap::new();
-        for (id, tensor) in program.tensors.iter().enumerate() {
-            let (access, role) = match tensor.role {
-                Role::Table => (Access::In, Outer::Table),
-                Role::Input => (Access::In, Outer::Reduced),
-                Role::State => (Access::InOut, Outer::State),
-                Role::Output => (Access::Out, Outer::Output),
-                Role::Next { of } => {
-                    places.insert(id, places[&of]);
-                    continue;
-                }
-                _ => continue,
-            };
-            let any = tensor.shape.first() == Some(&0);
-            // Scalar states lie in one bank of f32 words; everything else has the lowering's own real type.
-            let by_element = matches!(update.over, Over::Group | Over::Buffer { .. }) && any;
-            let in_bank = tensor.role == Role::State && !by_element;
-            let elem = if in_bank { scalar_elem(tensor.elem) } else { memory_elem(tensor.elem) };
-            let len = (!any).then(|| tensor.shape.iter().product());
-            places.insert(id, params.len());
-            let row_len = (any && tensor.role == Role::Table).then(|| tensor.shape[1..].iter().product());
-            params.push(Param { name: tensor.name.clone(), elem, access, len, stride: None, role, row_len });
-        }
-        let mut counters = Vec::new();
-        for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::BlockCount) {
-            counters.push((id, params.len()));
-            let (name, access, len) = (tensor.name.clone(), Access::Out, Some(COUNTER_BLOCKS));
-            params.push(Param {
-                name,
-                elem: Memory::I32,
-                access,
-                len,
-                stride: None,
-                role: Outer::Saved,
-                row_len: None,
-            });
-        }
-        let scalars = (params.len()..params.len() + program.scalars.len()).collect();
-        params.extend(block::scalar_params(program));
-        let body = UpdateBody { counters, program: program.clone(), len, element, params: places, scalars };
-        let threads = if update.over == Over::Scalar { 1 } else { ELEMENT_THREADS };
-        self.add_kernel(KernelPlan {
-            symbol: names::kernel(&self.model.set, &update.name, ""),
-            entry: update.name.clone(),
-            doc: update.doc.clone(),
-            loc: update.loc.clone(),
-            threads,
-            params,
-            body: Body::Update(body),
-        })
-    }
-
     pub(super) fn add_kernel(&mut self, kernel: KernelPlan) -> usize {
         self.kernels.push(kernel);
         self.kernels.len() - 1
-    }
-
-    fn add_update_node(
-        &mut self,
-        update: &Update,
-        program: &Program,
-        kernel: usize,
-        group: Option<&Group>,
-        part: Option<&Part<'_>>,
-    ) {
-        let mut args = Vec::new();
-        let mut needs = BTreeSet::new();
-        for tensor in &program.tensors {
-            match tensor.role {
-                Role::Table | Role::Input => {
-                    let source = update.read.iter().find(|(name, _)| *name == tensor.name).map(|(_, s)| s);
-                    args.push(self.source_arg(source, part, &mut needs));
-                }
-                Role::State => args.push(self.state_arg(update, &tensor.name, part)),
-                Role::Output => args.push((String::from(&names::stage_value(&update.name, &tensor.name)), 0)),
-                _ => {}
-            }
-        }
-        for tensor in program.tensors.iter().filter(|t| t.role == Role::BlockCount) {
-            args.push(self.counter_arg(&tensor.name, group, part));
-        }
-        let group_name = group.map(|g| g.name.as_str());
-        args.extend(self.scalar_args(program, group_name));
-        let mut gives: BTreeSet<String> =
-            update.outputs.iter().map(|(name, ..)| names::stage_value(&update.name, name)).collect();
-        let mut writes = BTreeSet::new();
-        match group {
-            Some(_) => {
-                gives.insert(UPDATED.to_owned());
-                needs.insert(REDUCED.to_owned());
-                needs.insert(READ.to_owned());
-            }
-            None => writes.extend(
-                self.model.states.iter().filter(|s| s.writer.as_ref() == Some(&update.name)).map(|s| s.name.clone()),
-            ),
-        }
-        let (name, count) = match (group_name, part) {
-            (Some(g), Some(Part::Range(group))) => {
-                (format!("{}[{g}]", update.name), NodeCount::Fixed(group.range.1 - group.range.0))
-            }
-            (_, Some(Part::Sub(sub))) => {
-                (format!("{}[{sub}]", update.name), NodeCount::Of(names::stage_value(sub, "params")))
-            }
-            _ => (update.name.clone(), own_count(update)),
-        };
-        let reads = Self::scalar_reads(program, group_name);
-        let evaluates = group.is_none() && !update.training_only;
-        self.nodes.push(Node {
-            name,
-            kernel,
-            count,
-            parts: None,
-            args,
-            needs,
-            gives,
-            reads,
-            writes,
-            overwrites: if let Over::Buffer { buffer, .. } = &update.over { Some(buffer.clone()) } else { None },
-            evaluates,
-            loc: update.loc.clone(),
-        });
-    }
-
-    /// Launches that keep a counter, in the order of groups and sub-buffers: each has room of its own.
-    fn counting_launches(&self, counter: &str) -> Vec<(String, Option<String>)> {
-        let counts = |g: &&Group| {
-            self.model.updates.iter().any(|u| u.name == g.optimizer && u.counters.iter().any(|c| c == counter))
-        };
-        let mut launches = Vec::new();
-        for group in self.model.groups.iter().filter(counts) {
-            for part in self.parts(Some(group)) {
-                let sub = if let Some(Part::Sub(sub)) = part { Some(sub.to_owned()) } else { None };
-                launches.push((group.name.clone(), sub));
-            }
-        }
-        launches
-    }
-
-    fn counter_arg(&self, counter: &str, group: Option<&Group>, part: Option<&Part<'_>>) -> Place {
-        let sub = if let Some(Part::Sub(sub)) = part { Some(*sub) } else { None };
-        let is_own =
-            |(name, s): &(String, Option<String>)| group.is_some_and(|g| g.name == *name) && s.as_deref() == sub;
-        let place = self.counting_launches(counter).iter().position(is_own).unwrap_or(0);
-        (counter.to_owned(), place * COUNTER_BLOCKS)
-    }
-
-    /// Buffers of the counters that optimizers keep.
-    fn add_counters(&mut self) {
-        let model = self.model;
-        for counter in model.updates.iter().flat_map(|u| &u.counters).collect::<BTreeSet<_>>() {
-            let len = self.counting_launches(counter).len() * COUNTER_BLOCKS;
-            self.add_kept(counter, vec![len], Memory::I32);
-        }
-    }
-
-    fn state_arg(&self, update: &Update, name: &str, part: Option<&Part<'_>>) -> Place {
-        if let Over::Buffer { element, buffer } = &update.over
-            && element == name
-        {
-            return (buffer.clone(), 0);
-        }
-        if update.over != Over::Group {
-            let word = self.model.states.iter().find(|s| s.name == name).map_or(0, |s| s.word);
-            return (String::from("state"), word);
-        }
-        let is_state = update.element_state.iter().any(|(n, ..)| n == name);
-        let array = if is_state { name } else { "params" };
-        match part {
-            Some(Part::Sub(sub)) => (names::stage_value(sub, array), 0),
-            Some(Part::Range(group)) if is_state => (names::update_state(&update.name, name), group.range.0),
-            Some(Part::Range(group)) => (String::from("params"), group.range.0),
-            Some(Part::Member(_)) | None => (String::from("params"), 0),
-        }
     }
 
     pub(super) fn source_arg(
@@ -447,281 +251,6 @@ impl<'a> Planner<'a> {
                 _ => self.source_arg(members.first(), None, needs),
             },
             None => (String::new(), 0),
-        }
-    }
-
-    /// Forward kernels in order, adjoints in reverse order.
-    fn add_stages(&mut self) -> Vec<(String, usize, Option<usize>)> {
-        let Some(network) = &self.model.network else {
-            return Vec::new();
-        };
-        let equations = self.equations;
-        let mut stages = Vec::new();
-        for (stage, eq) in network.stages.iter().zip(&equations.stages) {
-            self.add_stage_buffers(network, stage, eq);
-            let forward = self.add_forward(network, stage, eq);
-            stages.push((stage.name.clone(), forward, None));
-        }
-        for (index, eq) in equations.stages.iter().enumerate().rev() {
-            stages[index].2 = self.add_adjoint(network, &network.stages[index], eq);
-        }
-        stages
-    }
-
-    fn add_stage_buffers(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) {
-        let batched = |shape: &[usize]| std::iter::once(network.batch).chain(shape.iter().copied()).collect::<Vec<_>>();
-        for tensor in eq.forward.tensors.iter().filter(|t| t.role == Role::Output) {
-            self.add_buffer(
-                &names::stage_value(&stage.name, &tensor.name),
-                batched(&tensor.shape),
-                memory_elem(tensor.elem),
-            );
-        }
-        let Some(adjoint) = &eq.adjoint else { return };
-        for id in kept(eq) {
-            let tensor = &eq.forward.tensors[id];
-            self.add_buffer(
-                &names::stage_saved(&stage.name, &tensor.name),
-                batched(&tensor.shape),
-                memory_elem(tensor.elem),
-            );
-        }
-        for tensor in &adjoint.program.tensors {
-            if let Role::CotangentOut { of } = tensor.role {
-                let input = &adjoint.program.tensors[of].name;
-                self.add_buffer(
-                    &names::stage_cotangent(&stage.name, input),
-                    batched(&tensor.shape),
-                    memory_elem(tensor.elem),
-                );
-            }
-        }
-    }
-
-    fn add_forward(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) -> usize {
-        let keep = kept(eq);
-        let planned = block::plan(&eq.forward, &keep, network.batch, param_total(network), stage.threads);
-        let (kernel, args, needs) = self.add_block_kernel(network, stage, eq, planned, "forward");
-        let gives = eq
-            .forward
-            .tensors
-            .iter()
-            .filter(|t| t.role == Role::Output)
-            .map(|t| names::stage_value(&stage.name, &t.name));
-        let mut gives: BTreeSet<String> = gives.collect();
-        gives.insert(READ.to_owned());
-        self.add_block_node(stage, &eq.forward, kernel, args, needs, gives, "forward");
-        kernel
-    }
-
-    fn add_adjoint(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) -> Option<usize> {
-        let adjoint = eq.adjoint.as_ref()?;
-        let planned =
-            block::plan(&adjoint.program, &BTreeSet::new(), network.batch, param_total(network), stage.threads);
-        let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, planned, "adjoint");
-        needs.extend(
-            eq.forward
-                .tensors
-                .iter()
-                .filter(|t| t.role == Role::Output)
-                .map(|t| names::stage_value(&stage.name, &t.name)),
-        );
-        let mut gives: BTreeSet<String> = eq.wanted.iter().map(|i| names::stage_cotangent(&stage.name, i)).collect();
-        gives.extend([SCRATCH.to_owned(), READ.to_owned()]);
-        self.add_block_node(stage, &adjoint.program, kernel, args, needs, gives, "adjoint");
-        Some(kernel)
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn add_block_node(
-        &mut self,
-        stage: &Stage,
-        program: &Program,
-        kernel: usize,
-        args: Vec<Place>,
-        needs: BTreeSet<String>,
-        gives: BTreeSet<String>,
-        what: &str,
-    ) {
-        self.nodes.push(Node {
-            name: format!("{}.{what}", stage.name),
-            kernel,
-            count: NodeCount::None,
-            parts: None,
-            args,
-            needs,
-            gives,
-            reads: Self::scalar_reads(program, None),
-            writes: BTreeSet::new(),
-            overwrites: None,
-            evaluates: what == "forward",
-            loc: stage.loc.clone(),
-        });
-    }
-
-    fn add_block_kernel(
-        &mut self,
-        network: &Network,
-        stage: &Stage,
-        eq: &StageEquations,
-        planned: block::Planned,
-        what: &str,
-    ) -> (usize, Vec<Place>, BTreeSet<String>) {
-        let mut needs = BTreeSet::new();
-        let mut args = Vec::new();
-        for (param, tensor) in pointer_tensors(&planned.body) {
-            let arg = self.tensor_arg(network, stage, eq, &planned.body.program, tensor, what, &mut needs);
-            args.push((param, arg));
-        }
-        args.sort_by_key(|(param, _)| *param);
-        let mut args: Vec<Place> = args.into_iter().map(|(_, arg)| arg).collect();
-        args.extend(self.scalar_args(&planned.body.program, None));
-        let kernel = KernelPlan {
-            symbol: names::kernel(&self.model.set, &stage.name, what),
-            entry: stage.name.clone(),
-            doc: stage.doc.clone(),
-            loc: stage.block_loc.clone(),
-            threads: planned.threads,
-            params: planned.params,
-            body: Body::Block(planned.body),
-        };
-        (self.add_kernel(kernel), args, needs)
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn tensor_arg(
-        &mut self,
-        network: &Network,
-        stage: &Stage,
-        eq: &StageEquations,
-        program: &Program,
-        id: TensorId,
-        what: &str,
-        needs: &mut BTreeSet<String>,
-    ) -> Place {
-        let tensor = &program.tensors[id];
-        let own = |name: &str| names::stage_value(&stage.name, name);
-        match tensor.role {
-            Role::Input | Role::Table => self.wire_arg(network, stage, &tensor.name, needs),
-            Role::Param => (String::from("params"), param_offset(network, &own(&tensor.name))),
-            Role::ParamGradient { of } => {
-                (String::from("gradient_scratch"), param_offset(network, &own(&program.tensors[of].name)))
-            }
-            Role::Output => (String::from(&own(&tensor.name)), 0),
-            Role::CotangentOut { of } => {
-                (String::from(&names::stage_cotangent(&stage.name, &program.tensors[of].name)), 0)
-            }
-            Role::CotangentIn { of, reader } => {
-                self.cotangent_arg(network, eq, &program.tensors[of].name, reader, needs)
-            }
-            _ if eq.forward.tensors.get(id).is_some_and(|t| t.role == Role::Output) => {
-                (String::from(&own(&tensor.name)), 0)
-            }
-            _ if eq.forward.tensors.get(id).is_some() && kept(eq).contains(&id) => {
-                (String::from(&names::stage_saved(&stage.name, &tensor.name)), 0)
-            }
-            _ => {
-                let shape: Vec<usize> = std::iter::once(network.batch).chain(tensor.shape.iter().copied()).collect();
-                let name = format!("{}.{what}.{}", stage.name, tensor.name);
-                self.add_buffer(&name, shape, memory_elem(tensor.elem));
-                (name, 0)
-            }
-        }
-    }
-
-    fn wire_arg(&self, network: &Network, stage: &Stage, input: &str, needs: &mut BTreeSet<String>) -> Place {
-        let name = match stage.wires.iter().find(|w| w.input == input).map(|w| &w.from) {
-            Some(WireSource::Stage(index, output)) => names::stage_value(&network.stages[*index].name, output),
-            Some(WireSource::Update(update, output)) => names::stage_value(update, output),
-            Some(WireSource::External(name)) => name.clone(),
-            None => String::new(),
-        };
-        needs.insert(name.clone());
-        (name, 0)
-    }
-
-    fn cotangent_arg(
-        &self,
-        network: &Network,
-        eq: &StageEquations,
-        output: &str,
-        reader: usize,
-        needs: &mut BTreeSet<String>,
-    ) -> Place {
-        let name = match eq.readers.get(output).and_then(|r| r.get(reader)) {
-            Some(Reader::Stage(index, input)) => names::stage_cotangent(&network.stages[*index].name, input),
-            _ => "objective_seed".to_owned(),
-        };
-        needs.insert(name.clone());
-        (name, 0)
-    }
-
-    fn add_reducer(&mut self) {
-        let Some(network) = &self.model.network else { return };
-        let total = param_total(network);
-        if total == 0 {
-            return;
-        }
-        let param = |name: &str, access, len, role| Param {
-            name: name.into(),
-            elem: Memory::Real,
-            access,
-            len: Some(len),
-            stride: None,
-            role,
-            row_len: None,
-        };
-        let kernel = self.add_kernel(KernelPlan {
-            symbol: names::kernel(&self.model.set, "reduce_axis0", ""),
-            entry: "reduce_axis0".into(),
-            doc: "Sums the gradient scratch over the batch, in a fixed order.".into(),
-            loc: network.loc.clone(),
-            threads: ELEMENT_THREADS,
-            params: vec![
-                param("scratch", Access::In, network.batch * total, Outer::Input),
-                param("sum", Access::Out, total, Outer::Reduced),
-            ],
-            body: Body::ReduceAxis0 { batch: network.batch },
-        });
-        self.nodes.push(Node {
-            name: "reduce_axis0".into(),
-            kernel,
-            count: NodeCount::Fixed(total),
-            parts: None,
-            args: vec![(String::from("gradient_scratch"), 0), (String::from("grads"), 0)],
-            needs: BTreeSet::from([SCRATCH.to_owned()]),
-            gives: BTreeSet::from([REDUCED.to_owned()]),
-            reads: Vec::new(),
-            writes: BTreeSet::new(),
-            overwrites: None,
-            evaluates: false,
-            loc: network.loc.clone(),
-        });
-    }
-
-    fn add_optimizer_state(&mut self) {
-        let model = self.model;
-        let in_model = model.updates.iter().filter(|u| u.over == Over::Group && model.network.is_some());
-        for update in in_model {
-            let total = model.network.as_ref().map_or(0, param_total);
-            for (name, init, _) in &update.element_state {
-                let buffer = self.add_kept(&names::update_state(&update.name, name), vec![total], Memory::Real);
-                self.buffers[buffer].fill = *init;
-            }
-        }
-    }
-
-    fn add_optimizers(&mut self) {
-        let model = self.model;
-        for (update, program) in
-            model.updates.iter().zip(&self.equations.updates).filter(|(u, _)| u.over == Over::Group)
-        {
-            let kernel = self.add_update_kernel(update, program);
-            for group in model.groups.iter().filter(|g| g.optimizer == update.name) {
-                for part in self.parts(Some(group)) {
-                    self.add_update_node(update, program, kernel, Some(group), part.as_ref());
-                }
-            }
         }
     }
 
@@ -838,35 +367,6 @@ fn when(reset: entries::Reset) -> When {
     }
 }
 
-/// Tensors that the forward kernel stores for the adjoint, outputs aside.
-fn kept(eq: &StageEquations) -> BTreeSet<TensorId> {
-    let saved = eq.adjoint.iter().flat_map(|a| a.saved.iter().copied());
-    saved.filter(|id| eq.forward.tensors[*id].role != Role::Output).collect()
-}
-
-/// Parameter and tensor of each pointer of a block kernel.
-fn pointer_tensors(body: &BlockBody) -> Vec<(usize, TensorId)> {
-    body.homes.iter().filter_map(|(id, home)| Some((home.global?, *id))).collect()
-}
-
-fn own_count(update: &Update) -> NodeCount {
-    match &update.over {
-        Over::Buffer { buffer, .. } => NodeCount::Of(buffer.clone()),
-        _ => NodeCount::None,
-    }
-}
-
-fn param_total(network: &Network) -> usize {
+pub(super) fn param_total(network: &Network) -> usize {
     network.params.iter().map(|p| p.len()).sum()
-}
-
-fn param_offset(network: &Network, path: &str) -> usize {
-    network.params.iter().find(|p| p.path == path).map_or(0, |p| p.offset)
-}
-
-fn scalar_elem(elem: Elem) -> Memory {
-    match elem {
-        Elem::Real => Memory::F32,
-        Elem::Int | Elem::Bool => Memory::I32,
-    }
 }

@@ -1,0 +1,250 @@
+//! Kernels and launches of updates: controllers, clamps in place, optimizers with their state and counters.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use unio_interface::{Access, Elem as Memory, Role as Outer};
+
+use super::order::{Node, NodeCount, Place};
+use super::step::{COUNTER_BLOCKS, ELEMENT_THREADS, Part, Planner, READ, REDUCED, UPDATED, param_total};
+use super::{Body, KernelPlan, Param, UpdateBody, block, memory_elem};
+use crate::math::{Elem, Program, Role};
+use crate::model::{Group, Over, Update};
+use crate::names;
+
+impl Planner<'_> {
+    pub(super) fn add_updates(&mut self, select: impl Fn(&Update) -> bool) {
+        let model = self.model;
+        for (update, program) in model.updates.iter().zip(&self.equations.updates) {
+            if select(update) {
+                self.add_update_outputs(update);
+                let kernel = self.add_update_kernel(update, program);
+                self.add_update_node(update, program, kernel, None, None);
+            }
+        }
+    }
+
+    fn add_update_outputs(&mut self, update: &Update) {
+        for (name, shape, elem) in &update.outputs {
+            self.add_buffer(&names::stage_value(&update.name, name), shape.clone(), memory_elem(*elem));
+        }
+    }
+
+    fn add_update_kernel(&mut self, update: &Update, program: &Program) -> usize {
+        let element =
+            program.vars.iter().position(|_| update.over != Over::Scalar).filter(|_| update.over != Over::Scalar);
+        let len = match &update.over {
+            Over::Group | Over::Buffer { .. } => None,
+            Over::Size { extent, .. } => Some(*extent),
+            Over::Scalar => Some(1),
+        };
+        let mut params = Vec::new();
+        let mut places = BTreeMap::new();
+        for (id, tensor) in program.tensors.iter().enumerate() {
+            let (access, role) = match tensor.role {
+                Role::Table => (Access::In, Outer::Table),
+                Role::Input => (Access::In, Outer::Reduced),
+                Role::State => (Access::InOut, Outer::State),
+                Role::Output => (Access::Out, Outer::Output),
+                Role::Next { of } => {
+                    places.insert(id, places[&of]);
+                    continue;
+                }
+                _ => continue,
+            };
+            let any = tensor.shape.first() == Some(&0);
+            // Scalar states lie in one bank of f32 words; everything else has the lowering's own real type.
+            let by_element = matches!(update.over, Over::Group | Over::Buffer { .. }) && any;
+            let in_bank = tensor.role == Role::State && !by_element;
+            let elem = if in_bank { scalar_elem(tensor.elem) } else { memory_elem(tensor.elem) };
+            let len = (!any).then(|| tensor.shape.iter().product());
+            places.insert(id, params.len());
+            let row_len = (any && tensor.role == Role::Table).then(|| tensor.shape[1..].iter().product());
+            params.push(Param { name: tensor.name.clone(), elem, access, len, stride: None, role, row_len });
+        }
+        let mut counters = Vec::new();
+        for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::BlockCount) {
+            counters.push((id, params.len()));
+            let (name, access, len) = (tensor.name.clone(), Access::Out, Some(COUNTER_BLOCKS));
+            params.push(Param {
+                name,
+                elem: Memory::I32,
+                access,
+                len,
+                stride: None,
+                role: Outer::Saved,
+                row_len: None,
+            });
+        }
+        let scalars = (params.len()..params.len() + program.scalars.len()).collect();
+        params.extend(block::scalar_params(program));
+        let body = UpdateBody { counters, program: program.clone(), len, element, params: places, scalars };
+        let threads = if update.over == Over::Scalar { 1 } else { ELEMENT_THREADS };
+        self.add_kernel(KernelPlan {
+            symbol: names::kernel(&self.model.set, &update.name, ""),
+            entry: update.name.clone(),
+            doc: update.doc.clone(),
+            loc: update.loc.clone(),
+            threads,
+            params,
+            body: Body::Update(body),
+        })
+    }
+
+    fn add_update_node(
+        &mut self,
+        update: &Update,
+        program: &Program,
+        kernel: usize,
+        group: Option<&Group>,
+        part: Option<&Part<'_>>,
+    ) {
+        let mut args = Vec::new();
+        let mut needs = BTreeSet::new();
+        for tensor in &program.tensors {
+            match tensor.role {
+                Role::Table | Role::Input => {
+                    let source = update.read.iter().find(|(name, _)| *name == tensor.name).map(|(_, s)| s);
+                    args.push(self.source_arg(source, part, &mut needs));
+                }
+                Role::State => args.push(self.state_arg(update, &tensor.name, part)),
+                Role::Output => args.push((String::from(&names::stage_value(&update.name, &tensor.name)), 0)),
+                _ => {}
+            }
+        }
+        for tensor in program.tensors.iter().filter(|t| t.role == Role::BlockCount) {
+            args.push(self.counter_arg(&tensor.name, group, part));
+        }
+        let group_name = group.map(|g| g.name.as_str());
+        args.extend(self.scalar_args(program, group_name));
+        let mut gives: BTreeSet<String> =
+            update.outputs.iter().map(|(name, ..)| names::stage_value(&update.name, name)).collect();
+        let mut writes = BTreeSet::new();
+        match group {
+            Some(_) => {
+                gives.insert(UPDATED.to_owned());
+                needs.insert(REDUCED.to_owned());
+                needs.insert(READ.to_owned());
+            }
+            None => writes.extend(
+                self.model.states.iter().filter(|s| s.writer.as_ref() == Some(&update.name)).map(|s| s.name.clone()),
+            ),
+        }
+        let (name, count) = match (group_name, part) {
+            (Some(g), Some(Part::Range(group))) => {
+                (format!("{}[{g}]", update.name), NodeCount::Fixed(group.range.1 - group.range.0))
+            }
+            (_, Some(Part::Sub(sub))) => {
+                (format!("{}[{sub}]", update.name), NodeCount::Of(names::stage_value(sub, "params")))
+            }
+            _ => (update.name.clone(), own_count(update)),
+        };
+        let reads = Self::scalar_reads(program, group_name);
+        let evaluates = group.is_none() && !update.training_only;
+        self.nodes.push(Node {
+            name,
+            kernel,
+            count,
+            parts: None,
+            args,
+            needs,
+            gives,
+            reads,
+            writes,
+            overwrites: if let Over::Buffer { buffer, .. } = &update.over { Some(buffer.clone()) } else { None },
+            evaluates,
+            loc: update.loc.clone(),
+        });
+    }
+
+    /// Launches that keep a counter, in the order of groups and sub-buffers: each has room of its own.
+    fn counting_launches(&self, counter: &str) -> Vec<(String, Option<String>)> {
+        let counts = |g: &&Group| {
+            self.model.updates.iter().any(|u| u.name == g.optimizer && u.counters.iter().any(|c| c == counter))
+        };
+        let mut launches = Vec::new();
+        for group in self.model.groups.iter().filter(counts) {
+            for part in self.parts(Some(group)) {
+                let sub = if let Some(Part::Sub(sub)) = part { Some(sub.to_owned()) } else { None };
+                launches.push((group.name.clone(), sub));
+            }
+        }
+        launches
+    }
+
+    pub(super) fn counter_arg(&self, counter: &str, group: Option<&Group>, part: Option<&Part<'_>>) -> Place {
+        let sub = if let Some(Part::Sub(sub)) = part { Some(*sub) } else { None };
+        let is_own =
+            |(name, s): &(String, Option<String>)| group.is_some_and(|g| g.name == *name) && s.as_deref() == sub;
+        let place = self.counting_launches(counter).iter().position(is_own).unwrap_or(0);
+        (counter.to_owned(), place * COUNTER_BLOCKS)
+    }
+
+    /// Buffers of the counters that optimizers keep.
+    pub(super) fn add_counters(&mut self) {
+        let model = self.model;
+        for counter in model.updates.iter().flat_map(|u| &u.counters).collect::<BTreeSet<_>>() {
+            let len = self.counting_launches(counter).len() * COUNTER_BLOCKS;
+            self.add_kept(counter, vec![len], Memory::I32);
+        }
+    }
+
+    fn state_arg(&self, update: &Update, name: &str, part: Option<&Part<'_>>) -> Place {
+        if let Over::Buffer { element, buffer } = &update.over
+            && element == name
+        {
+            return (buffer.clone(), 0);
+        }
+        if update.over != Over::Group {
+            let word = self.model.states.iter().find(|s| s.name == name).map_or(0, |s| s.word);
+            return (String::from("state"), word);
+        }
+        let is_state = update.element_state.iter().any(|(n, ..)| n == name);
+        let array = if is_state { name } else { "params" };
+        match part {
+            Some(Part::Sub(sub)) => (names::stage_value(sub, array), 0),
+            Some(Part::Range(group)) if is_state => (names::update_state(&update.name, name), group.range.0),
+            Some(Part::Range(group)) => (String::from("params"), group.range.0),
+            Some(Part::Member(_)) | None => (String::from("params"), 0),
+        }
+    }
+
+    pub(super) fn add_optimizer_state(&mut self) {
+        let model = self.model;
+        let in_model = model.updates.iter().filter(|u| u.over == Over::Group && model.network.is_some());
+        for update in in_model {
+            let total = model.network.as_ref().map_or(0, param_total);
+            for (name, init, _) in &update.element_state {
+                let buffer = self.add_kept(&names::update_state(&update.name, name), vec![total], Memory::Real);
+                self.buffers[buffer].fill = *init;
+            }
+        }
+    }
+
+    pub(super) fn add_optimizers(&mut self) {
+        let model = self.model;
+        for (update, program) in
+            model.updates.iter().zip(&self.equations.updates).filter(|(u, _)| u.over == Over::Group)
+        {
+            let kernel = self.add_update_kernel(update, program);
+            for group in model.groups.iter().filter(|g| g.optimizer == update.name) {
+                for part in self.parts(Some(group)) {
+                    self.add_update_node(update, program, kernel, Some(group), part.as_ref());
+                }
+            }
+        }
+    }
+}
+
+fn own_count(update: &Update) -> NodeCount {
+    match &update.over {
+        Over::Buffer { buffer, .. } => NodeCount::Of(buffer.clone()),
+        _ => NodeCount::None,
+    }
+}
+
+fn scalar_elem(elem: Elem) -> Memory {
+    match elem {
+        Elem::Real => Memory::F32,
+        Elem::Int | Elem::Bool => Memory::I32,
+    }
+}
