@@ -472,3 +472,47 @@ fn a_batch_of_slots_follows_the_law_together() {
         close("slot", got, law.mean, 1e-5);
     }
 }
+
+#[test]
+fn flags_are_raised_before_the_clamp_hides_them_and_stay_until_the_fold_ends() {
+    let mut data = normal(300);
+    data[7] = f64::NAN;
+    let mut plane = Plane::new(&[("save_h_s2", &data)]);
+    plane.session.run(Phase::Train).unwrap();
+    let flag = |plane: &Plane, name: &str| plane.session.state_named(name).unwrap();
+    assert_eq!(flag(&plane, "flag_12_h_s2_not_finite"), 1.0);
+    assert_eq!((flag(&plane, "flag_49_h_s2_magnitude"), flag(&plane, "halt_non_finite")), (0.0, 1.0));
+    // The clamp has mended the buffer; the flag stays.
+    plane.session.run(Phase::Train).unwrap();
+    assert_eq!(flag(&plane, "flag_12_h_s2_not_finite"), 1.0);
+    plane.session.write_real("save_h_s2", &[1e9; 300]).unwrap();
+    plane.session.run(Phase::Train).unwrap();
+    assert_eq!((flag(&plane, "flag_49_h_s2_magnitude"), flag(&plane, "halt_non_finite")), (1.0, 2.0));
+    plane.session.reset(unio::When::Fold).unwrap();
+    assert_eq!((flag(&plane, "flag_12_h_s2_not_finite"), flag(&plane, "halt_non_finite")), (0.0, 0.0));
+}
+
+#[test]
+fn an_engaged_clamp_is_no_alarm() {
+    let mut plane = Plane::new(&[("save_h_s2", &normal(5000))]);
+    plane.session.run(Phase::Train).unwrap();
+    assert_eq!(plane.session.state_named("halt_non_finite").unwrap(), 0.0);
+}
+
+#[test]
+fn the_oracle_holds_at_every_size() {
+    for n in SIZES.into_iter().chain([1_000_003]) {
+        let all = normal(n + 3);
+        let arrays: Vec<&[f64]> = (0..4).map(|k| &all[k..n + k]).collect();
+        let given = ["params", "grads", "m", "v"].map(|a| format!("attn_all.{a}"));
+        let given: Vec<(&str, &[f64])> = given.iter().map(String::as_str).zip(arrays.iter().copied()).collect();
+        let mut plane = Plane::new(&given);
+        plane.run("param_group_oracle");
+        let product: f64 = arrays[0].iter().zip(arrays[1]).map(|(w, g)| w * g).sum();
+        let squares: f64 = arrays[0].iter().map(|w| w * w).sum();
+        close(&format!("decay of {n}"), plane.slots("wd_rate")[6], product.abs() / squares, 1e-4);
+        for (family, array) in [("weight_bound", 0), ("adam_m_bound", 2), ("adam_v_bound", 3)] {
+            close(&format!("{family} of {n}"), plane.slots(family)[6], quantile(arrays[array], 0.99), 0.005);
+        }
+    }
+}

@@ -27,6 +27,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 // From `trunk_state` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_trunk_state_count(
     UNIO_IN(real, h),
+    UNIO_IN(float, prev_h_s2_bound),
     UNIO_OUT(int, rows),
     UNIO_OUT(double, sums),
     int n
@@ -40,18 +41,24 @@ UNIO_KERNEL(256) sp4_trunk_state_count(
     }
     __syncthreads();
     double acc_1 = 0.0;
+    double acc_2 = 0.0;
+    double acc_3 = 0.0;
     // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
     for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
         const int e = int(first) + threadIdx.x;
         int counts_0_bin = UNIO_BINS;
         if (e < n) {
             acc_1 = acc_1 + (double(h[e]) * double(h[e]));
+            acc_2 = acc_2 + double(real(unio_isfinite(h[e]) ? 0 : 1));
+            acc_3 = acc_3 + double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(real(prev_h_s2_bound[0]), real(1)) ? 1 : 0));
             const float counts_0_value = unio_abs(h[e]);
             counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
         }
         unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
     }
     const double total_1 = unio_block_sum(acc_1, partial);
+    const double total_2 = unio_block_sum(acc_2, partial);
+    const double total_3 = unio_block_sum(acc_3, partial);
 
     // A row a block: how many elements it saw, how many blocks there are, its sums, its counts by exponent.
     int* const row = rows + size_t(blockIdx.x) * 260;
@@ -63,7 +70,9 @@ UNIO_KERNEL(256) sp4_trunk_state_count(
         }
         row[0] = seen;
         row[1] = gridDim.x;
-        sums[size_t(blockIdx.x) * 1 + 0] = total_1;
+        sums[size_t(blockIdx.x) * 3 + 0] = total_1;
+        sums[size_t(blockIdx.x) * 3 + 1] = total_2;
+        sums[size_t(blockIdx.x) * 3 + 2] = total_3;
     }
     __syncthreads();
     row[4 + threadIdx.x] = unio_total(counts_0);
@@ -73,6 +82,7 @@ UNIO_KERNEL(256) sp4_trunk_state_count(
 // From `trunk_state` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_trunk_state_refine(
     UNIO_IN(real, h),
+    UNIO_IN(float, prev_h_s2_bound),
     UNIO_IN(int, rows),
     UNIO_OUT(int, refined),
     int parts,
@@ -110,6 +120,7 @@ UNIO_KERNEL(256) sp4_trunk_state_refine(
 // Magnitude of the trunk state.
 // From `trunk_state` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_trunk_state_finish(
+    UNIO_IN(float, prev_h_s2_bound),
     UNIO_IN(int, rows),
     UNIO_IN(double, sums),
     UNIO_IN(int, refined),
@@ -121,6 +132,10 @@ UNIO_KERNEL(256) sp4_trunk_state_finish(
     UNIO_INOUT(float, h_s2_rms_ema_observed),
     UNIO_INOUT(float, h_s2_rms_ema_smoothing),
     UNIO_INOUT(int, h_s2_rms_ema_skipped),
+    UNIO_INOUT(float, h_s2_not_finite_observed),
+    UNIO_INOUT(int, h_s2_not_finite_skipped),
+    UNIO_INOUT(float, h_s2_beyond_observed),
+    UNIO_INOUT(int, h_s2_beyond_skipped),
     int parts
 ) {
     UNIO_SHARED(double, partial, 0);
@@ -134,7 +149,9 @@ UNIO_KERNEL(256) sp4_trunk_state_finish(
         }
     }
     const int n = seen;
-    const double total_1 = unio_block_sum(unio_sum_rows(rows, 260, sums, 1, 0, parts), partial);
+    const double total_1 = unio_block_sum(unio_sum_rows(rows, 260, sums, 3, 0, parts), partial);
+    const double total_2 = unio_block_sum(unio_sum_rows(rows, 260, sums, 3, 1, parts), partial);
+    const double total_3 = unio_block_sum(unio_sum_rows(rows, 260, sums, 3, 2, parts), partial);
 
     unio_prefix(unio_column(rows, 260, 4, parts), counted);
     const int stat_0_finite = counted[UNIO_BINS - 1];
@@ -150,6 +167,8 @@ UNIO_KERNEL(256) sp4_trunk_state_finish(
 
     if (threadIdx.x == 0) {
         const real stat_1 = real(unio_sqrt(total_1 / double(n)));
+        const real stat_2 = real(total_2);
+        const real stat_3 = real(total_3);
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real h_s2_bound_x = stat_0;
         h_s2_bound_observed[0] = h_s2_bound_x;
@@ -164,6 +183,16 @@ UNIO_KERNEL(256) sp4_trunk_state_finish(
             pearl_ad_law(h_s2_rms_ema_x, h_s2_rms_ema_slot, h_s2_rms_ema_smoothing);
         } else {
             h_s2_rms_ema_skipped[0] = h_s2_rms_ema_skipped[0] + 1;
+        }
+        const real h_s2_not_finite_x = stat_2;
+        h_s2_not_finite_observed[0] = h_s2_not_finite_x;
+        if (!unio_isfinite(h_s2_not_finite_x)) {
+            h_s2_not_finite_skipped[0] = h_s2_not_finite_skipped[0] + 1;
+        }
+        const real h_s2_beyond_x = stat_3;
+        h_s2_beyond_observed[0] = h_s2_beyond_x;
+        if (!unio_isfinite(h_s2_beyond_x)) {
+            h_s2_beyond_skipped[0] = h_s2_beyond_skipped[0] + 1;
         }
     }
 }
