@@ -383,7 +383,6 @@ fn filled(artefacts: &Artefacts, absent: &str) -> Session {
 }
 
 #[test]
-#[ignore = "p99 over no element is NaN: observed and counted as skipped, where nothing was measured"]
 fn a_group_that_is_absent_at_run_time_is_skipped_and_its_slots_stay() {
     let artefacts = Copy::sp4().compiled().artefacts;
     let mut session = filled(&artefacts, "iqn_all.");
@@ -403,7 +402,6 @@ fn a_group_that_is_absent_at_run_time_is_skipped_and_its_slots_stay() {
 
 /// A group that goes away keeps what it had: nothing stale is measured again.
 #[test]
-#[ignore = "the count of an empty group is not launched, and the finish joins the rows of the step before"]
 fn a_group_that_goes_away_keeps_its_slots() {
     let artefacts = Copy::sp4().compiled().artefacts;
     let mut session = filled(&artefacts, "none");

@@ -65,18 +65,20 @@ pub enum Grid {
     Elements {
         /// Elements that one block covers at a time.
         per_block: u32,
+        /// Lower limit: 1 where no elements are something to be told.
+        least: u32,
         /// Upper limit.
         most: u32,
     },
 }
 
 impl Grid {
-    /// Blocks for `n` elements; no elements, no launch.
+    /// Blocks for `n` elements; where the least is 0, no elements are no launch.
     pub fn blocks(self, n: usize) -> u32 {
         match self {
             Grid::Fixed(blocks) => blocks,
-            Grid::Elements { per_block, most } => {
-                u32::try_from(n.div_ceil(per_block.max(1) as usize)).unwrap_or(most).min(most)
+            Grid::Elements { per_block, least, most } => {
+                u32::try_from(n.div_ceil(per_block.max(1) as usize)).unwrap_or(most).clamp(least, most)
             }
         }
     }

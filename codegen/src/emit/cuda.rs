@@ -153,6 +153,7 @@ fn producer(text: &ProducerText) -> serde_json::Value {
         }
     };
     json!({
+        "reads": text.reads,
         "threads": threads,
         "half": threads / 2,
         "loop": looped,

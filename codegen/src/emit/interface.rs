@@ -31,7 +31,7 @@ pub(super) fn artefacts(
     let program = (!plan.train.is_empty()).then(|| program(model, plan, kernels));
     Artefacts {
         set: model.set.clone(),
-        fingerprint: fingerprint(&slots, &states, program.as_ref()),
+        fingerprint: fingerprint(model, &slots, &states, program.as_ref()),
         kernels: kernels.iter().map(|k| kernel(model, k, &sources)).collect(),
         sources,
         isv_len: slots.iter().map(|s| s.index + s.members.len().max(1)).max().unwrap_or(0),
@@ -43,10 +43,14 @@ pub(super) fn artefacts(
 }
 
 /// Over names, indices, totals and the parameter layout: whatever makes an older checkpoint mean something else.
-fn fingerprint(slots: &[Slot], states: &[State], program: Option<&Program>) -> String {
+fn fingerprint(model: &Model, slots: &[Slot], states: &[State], program: Option<&Program>) -> String {
     let mut hash = Sha256::new();
     for slot in slots {
         hash.update(format!("slot {} {} {:?} {}\n", slot.name, slot.index, slot.scratch, slot.members.join(",")));
+    }
+    for hidden in model.slots.iter().filter(|s| s.producer.is_some() && !(s.is_in_isv() && s.listed)) {
+        let (index, members) = (hidden.index, hidden.members.join(","));
+        hash.update(format!("hidden {} {index} {} {members}\n", hidden.name, hidden.scratch));
     }
     for state in states {
         hash.update(format!("state {} {} {}\n", state.name, state.word, state.int));

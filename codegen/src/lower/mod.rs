@@ -201,7 +201,7 @@ pub const REDUCER_ROWS: u32 = 8;
 
 fn reducer(batch: usize) -> Lowered {
     Lowered {
-        grid: Grid::Elements { per_block: REDUCER_COLUMNS, most: u32::MAX },
+        grid: Grid::Elements { per_block: REDUCER_COLUMNS, least: 0, most: u32::MAX },
         shared: Shared { reals: REDUCER_COLUMNS * REDUCER_ROWS, bytes: 0 },
         arrays: vec![SharedArray { ty: "real", name: "part".into(), offset: "0".into() }],
         counted: true,

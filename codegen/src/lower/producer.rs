@@ -15,6 +15,8 @@ use crate::plan::{KernelPlan, ProducerBody, ProducerStep, SignalPlan, Table};
 pub struct ProducerText {
     /// Which of the producer's steps.
     pub step: ProducerStep,
+    /// Whether it reads buffers; without elements it then observes nothing.
+    pub reads: bool,
     /// Threads a block.
     pub threads: u32,
     /// Integers of a row of counts by exponent.
@@ -113,7 +115,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
     let (arrays, bytes) = arrays(&text);
     let grid = match body.step {
         ProducerStep::Whole | ProducerStep::Linear | ProducerStep::Finish => Grid::Fixed(1),
-        _ => Grid::Elements { per_block: Table::PER_BLOCK, most: Table::ROWS as u32 },
+        _ => Grid::Elements { per_block: Table::PER_BLOCK, least: 1, most: Table::ROWS as u32 },
     };
     let numbered = matches!(body.step, ProducerStep::Refine | ProducerStep::Finish);
     Lowered {
@@ -131,6 +133,7 @@ fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
     let table = Table::of(&body.program);
     ProducerText {
         step: body.step,
+        reads: body.program.tensors.iter().any(|t| t.role == Role::Table),
         threads: kernel.threads,
         width: table.width(),
         sum_width: table.sums,

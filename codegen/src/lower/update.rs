@@ -27,7 +27,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
     let threads = kernel.threads;
     let (count, grid) = match body.len {
         Some(len) => (len.to_string(), Grid::Fixed((len as u32).div_ceil(threads).min(MOST_BLOCKS))),
-        None => ("n".to_owned(), Grid::Elements { per_block: threads, most: MOST_BLOCKS }),
+        None => ("n".to_owned(), Grid::Elements { per_block: threads, least: 0, most: MOST_BLOCKS }),
     };
     let head = format!(
         "int {element} = blockIdx.x * {threads} + threadIdx.x; {element} < {count}; {element} += gridDim.x * {threads}"

@@ -542,15 +542,24 @@ impl<'a> Reader<'a> {
         if input.peek(syn::token::Bracket) {
             let inner;
             let end = bracketed!(inner in input).span.close();
-            let ident =
-                inner.call(Ident::parse_any).map_err(|e| syn::Error::new(e.span(), "expected the name of a group"))?;
-            member = Some(self.name(&ident)?);
+            member = Some(self.member(&inner)?);
             if !inner.is_empty() {
                 return Err(inner.error("expected `]`: a slot has one member a group"));
             }
             loc = join(&loc, &self.loc(end));
         }
         Ok(Expr { kind: ExprKind::Read(when, name, member), loc })
+    }
+
+    /// A member of a family: a name, or the number of one that has none.
+    fn member(&self, input: ParseStream<'_>) -> syn::Result<Name> {
+        if input.peek(LitInt) {
+            let number = input.parse::<LitInt>()?;
+            return Ok(Name { text: number.base10_digits().to_owned(), loc: self.loc(number.span()) });
+        }
+        let ident =
+            input.call(Ident::parse_any).map_err(|e| syn::Error::new(e.span(), "expected the name of a member"))?;
+        self.name(&ident)
     }
 
     fn list(&self, input: ParseStream<'_>) -> syn::Result<Vec<Expr>> {

@@ -44,7 +44,7 @@ UNIO_KERNEL(256) perception_grad_norm(
     }
     const double total_0 = unio_block_sum(acc_0, partial);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(unio_sqrt(total_0));
         const real grad_norm_x = stat_0;
         grad_norm_observed[0] = grad_norm_x;

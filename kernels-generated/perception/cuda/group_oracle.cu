@@ -94,7 +94,7 @@ UNIO_KERNEL(256) perception_group_oracle(
     unio_find(counted, stat_0_rank - stat_0_below, found);
     const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_1 = real(total_1);
         const real stat_2 = real(total_2);
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();

@@ -267,7 +267,7 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     const float stat_3_value = unio_bin_value(stat_3_exponent, found[0], stat_3_rank - stat_3_below - found[1], found[2]);
     __syncthreads();
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
         const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();

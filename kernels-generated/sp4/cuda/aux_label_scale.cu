@@ -78,7 +78,7 @@ UNIO_KERNEL(256) sp4_aux_label_scale_finish(
     const int n = seen;
     const double total_0 = unio_block_sum(unio_sum_rows(rows, 4, sums, 1, 0, parts), partial);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real aux_label_scale_x = stat_0;
         aux_label_scale_observed[0] = aux_label_scale_x;

@@ -44,7 +44,7 @@ UNIO_KERNEL(256) sp4_aux_regime_ce(
     }
     const double total_0 = unio_block_max(acc_0, partial);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0);
         const real aux_regime_ce_x = stat_0;
         aux_regime_ce_observed[0] = aux_regime_ce_x;

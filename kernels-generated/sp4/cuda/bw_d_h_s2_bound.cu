@@ -135,7 +135,7 @@ UNIO_KERNEL(256) sp4_bw_d_h_s2_bound_finish(
     const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
     __syncthreads();
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real bw_d_h_s2_bound_x = stat_0;
         bw_d_h_s2_bound_observed[0] = bw_d_h_s2_bound_x;

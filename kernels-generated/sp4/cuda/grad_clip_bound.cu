@@ -44,7 +44,7 @@ UNIO_KERNEL(256) sp4_grad_clip_bound(
     }
     const double total_0 = unio_block_max(acc_0, partial);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0);
         const real grad_clip_bound_x = stat_0;
         grad_clip_bound_observed[0] = grad_clip_bound_x;

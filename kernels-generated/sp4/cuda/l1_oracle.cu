@@ -421,7 +421,7 @@ UNIO_KERNEL(256) sp4_l1_oracle_finish(
     const double total_46 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 46, parts), partial);
     const double total_47 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 47, parts), partial);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0);
         const real stat_1 = real(total_1);
         const real stat_2 = real(total_2);

@@ -145,7 +145,7 @@ UNIO_KERNEL(256) sp4_moe_finish(
     const double total_6 = unio_block_sum(unio_sum_rows(rows, 4, sums, 8, 6, parts), partial);
     const double total_7 = unio_block_sum(unio_sum_rows(rows, 4, sums, 8, 7, parts), partial);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real stat_1 = real(total_1 / double(n));
         const real stat_2 = real(total_2 / double(n));

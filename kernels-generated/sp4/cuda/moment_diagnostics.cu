@@ -74,7 +74,7 @@ UNIO_KERNEL(256) sp4_moment_diagnostics_finish(
     const double total_1 = unio_block_sum(unio_sum_rows(rows, 4, sums, 3, 1, parts), partial);
     const double total_2 = unio_block_sum(unio_sum_rows(rows, 4, sums, 3, 2, parts), partial);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0);
         const real stat_1 = real(total_1);
         const real stat_2 = real(total_2);

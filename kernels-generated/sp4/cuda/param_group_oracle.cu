@@ -98,7 +98,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
         sums[size_t(blockIdx.x) * 6 + 2] = total_5;
         sums[size_t(blockIdx.x) * 6 + 3] = total_6;
         sums[size_t(blockIdx.x) * 6 + 5] = total_8;
-        sums[size_t(blockIdx.x) * 6 + 4] = total_7;
+        sums[size_t(blockIdx.x) * 6 + 4] = seen > 0 ? total_7 : 0.0;
     }
     __syncthreads();
     row[4 + threadIdx.x] = unio_total(counts_0);
@@ -271,7 +271,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     const float stat_2_value = unio_bin_value(stat_2_exponent, found[0], stat_2_rank - stat_2_below - found[1], found[2]);
     __syncthreads();
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_3 = real(total_3);
         const real stat_4 = real(total_4);
         const real stat_5 = real(total_5 / double(n));

@@ -80,9 +80,9 @@ UNIO_KERNEL(256) sp4_rate_deficit_finish(
     const int n = seen;
     const double total_0 = unio_block_sum(unio_sum_rows(rows, 4, sums, 1, 0, parts), partial);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0);
-        const real rate_deficit_ema_x = stat_0 / unio_max(real(observed_elements[0]), real(1)) - real(0.01);
+        const real rate_deficit_ema_x = real(observed_elements[0]) > real(0) ? stat_0 / unio_max(real(observed_elements[0]), real(1)) - real(0.01) : real(0);
         rate_deficit_ema_observed[0] = rate_deficit_ema_x;
         if (unio_isfinite(rate_deficit_ema_x)) {
             pearl_ad_law(rate_deficit_ema_x, rate_deficit_ema_slot, rate_deficit_ema_smoothing);

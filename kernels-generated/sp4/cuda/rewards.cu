@@ -123,7 +123,7 @@ UNIO_KERNEL(256) sp4_rewards_finish(
     const double total_4 = unio_block_sum(unio_sum_rows(rows, 4, sums, 6, 4, parts), partial);
     const double total_5 = unio_block_sum(unio_sum_rows(rows, 4, sums, 6, 5, parts), partial);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real stat_1 = real(total_1 / double(n));
         const real stat_2 = real(total_2 / double(n));

@@ -165,7 +165,7 @@ UNIO_KERNEL(256) sp4_trunk_state_finish(
     const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
     __syncthreads();
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && n > 0) {
         const real stat_1 = real(unio_sqrt(total_1 / double(n)));
         const real stat_2 = real(total_2);
         const real stat_3 = real(total_3);

@@ -114,7 +114,10 @@ UNIO_DEVICE double unio_max_rows(const int* rows, int width, const double* sums,
     for (int part = 0; part < parts; ++part) {
         const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
         for (int row = threadIdx.x; row < active; row += UNIO_BINS) {
-            top = unio_max(top, sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place]);
+            // A row that saw nothing has no largest.
+            if (rows[(size_t(part) * UNIO_ROWS + row) * width] > 0) {
+                top = unio_max(top, sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place]);
+            }
         }
     }
     return top;
