@@ -87,20 +87,55 @@ fn statistics_equal_the_truth_at_odd_sizes() {
     }
 }
 
+/// Student's t: a normal over the root of a mean of `k` squared normals.
+fn student(n: usize, k: usize) -> Vec<f64> {
+    let all = normal(n * (k + 1));
+    let value = |row: &[f64]| row[0] / (row[1..].iter().map(|x| x * x).sum::<f64>() / k as f64).sqrt();
+    all.chunks(k + 1).map(|row| f64::from(value(row) as f32)).collect()
+}
+
+fn laplace(n: usize) -> Vec<f64> {
+    let stream = Stream::new(22, "laplace");
+    (0..n as u64).map(|k| stream.symmetric(k)).map(|u| f64::from((-u.signum() * (1.0 - u.abs()).ln()) as f32)).collect()
+}
+
 #[test]
 fn quantiles_hold_on_every_shape() {
-    let n = 4096;
-    let shapes: [(&str, Vec<f64>); 5] = [
-        ("all equal", vec![0.3; n]),
-        ("one spike", normal(n).into_iter().enumerate().map(|(k, x)| if k == 77 { 1e30 } else { x }).collect()),
-        ("heavy tails", normal(n).into_iter().map(|x| f64::from((x / (0.05 + x.abs().fract())) as f32)).collect()),
-        ("log-normal", normal(n).into_iter().map(|x| f64::from((3.0 * x).exp() as f32)).collect()),
-        ("mostly zero", normal(n).into_iter().enumerate().map(|(k, x)| if k % 50 == 0 { x } else { 0.0 }).collect()),
+    let n = 40_000;
+    let with = |f: fn(usize, f64) -> f64| normal(n).into_iter().enumerate().map(|(k, x)| f64::from(f(k, x) as f32)).collect();
+    let shapes: [(&str, Vec<f64>); 8] = [
+        ("normal", normal(n)),
+        ("Laplace", laplace(n)),
+        ("Student 2", student(n, 2)),
+        ("Student 3", student(n, 3)),
+        ("log-normal", with(|_, x| (3.0 * x).exp())),
+        ("all equal", vec![f64::from(0.3f32); n]),
+        ("one spike", with(|k, x| if k == 77 { 1e30 } else { x })),
+        ("mostly zero", with(|k, x| if k % 50 == 0 { x } else { 0.0 })),
     ];
     for (name, data) in shapes {
         for length in BOTH {
             close(name, Measured::of(length(data.len()), &data).slot("p99"), quantile(&data, 0.99), 0.005);
         }
+    }
+}
+
+#[test]
+fn a_spike_among_a_million_moves_nothing() {
+    let mut data = normal(1_000_000);
+    data[123_456] = 1e4;
+    close("spike", Measured::of(Length::Any, &data).slot("p99"), quantile(&data, 0.99), 0.005);
+}
+
+/// Below the smallest normal float only an absolute error can be promised.
+#[test]
+fn denormals_are_within_two_to_the_minus_133() {
+    let tiny = 2f64.powi(-149);
+    let data: Vec<f64> = (0..1000).map(|k| f64::from(k * 4096) * tiny).collect();
+    for length in BOTH {
+        let got = Measured::of(length(data.len()), &data).slot("p99");
+        let error = (got - quantile(&data, 0.99)).abs();
+        assert!(error <= 2f64.powi(-133), "off by {error:e}");
     }
 }
 
