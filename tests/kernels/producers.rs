@@ -102,7 +102,8 @@ fn laplace(n: usize) -> Vec<f64> {
 #[test]
 fn quantiles_hold_on_every_shape() {
     let n = 40_000;
-    let with = |f: fn(usize, f64) -> f64| normal(n).into_iter().enumerate().map(|(k, x)| f64::from(f(k, x) as f32)).collect();
+    let with =
+        |f: fn(usize, f64) -> f64| normal(n).into_iter().enumerate().map(|(k, x)| f64::from(f(k, x) as f32)).collect();
     let shapes: [(&str, Vec<f64>); 8] = [
         ("normal", normal(n)),
         ("Laplace", laplace(n)),

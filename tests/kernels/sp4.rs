@@ -516,3 +516,25 @@ fn the_oracle_holds_at_every_size() {
         }
     }
 }
+
+/// The window only saves a second read: where it stands, even where it was never near, the answer is the same.
+#[test]
+fn the_answer_does_not_depend_on_the_window() {
+    let data = normal(20_000);
+    let mut plane = Plane::new(&[("target_q", &data)]);
+    plane.run("target_q_bound");
+    let first = plane.session.dump("observed").unwrap()[0];
+    let bracket = |plane: &Plane| plane.session.read_named::<i32>("target_q_bound.brackets").unwrap();
+    assert_eq!(bracket(&plane)[1], 0, "nothing was known yet");
+    plane.run("target_q_bound");
+    assert_eq!((plane.session.dump("observed").unwrap()[0], bracket(&plane)[1]), (first, 1), "the window stood right");
+    let truth = bracket(&plane)[2];
+    for window in [0, truth - 255, truth - 1, truth, truth + 1, 65_000] {
+        plane.session.write_named("target_q_bound.brackets", &[window, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        plane.run("target_q_bound");
+        assert_eq!(plane.session.dump("observed").unwrap()[0], first, "window at {window}");
+        let inside = (window..window + 256).contains(&truth);
+        assert_eq!(bracket(&plane)[1], i32::from(inside), "window at {window}");
+    }
+    close("p99", first, quantile(&data, 0.99), 0.005);
+}

@@ -34,6 +34,8 @@ fn skeletons() -> Handlebars<'static> {
         ("whole", include_str!("../../templates/producer_one.cu.hbs")),
         ("linear", include_str!("../../templates/producer_linear.cu.hbs")),
         ("count", include_str!("../../templates/producer_count.cu.hbs")),
+        ("settle", include_str!("../../templates/producer_settle.cu.hbs")),
+        ("exponents", include_str!("../../templates/producer_exponents.cu.hbs")),
         ("refine", include_str!("../../templates/producer_refine.cu.hbs")),
         ("finish", include_str!("../../templates/producer_finish.cu.hbs")),
         ("accumulate", include_str!("../../templates/producer_accumulate.hbs")),
@@ -127,6 +129,8 @@ fn step_name(step: ProducerStep) -> &'static str {
         ProducerStep::Whole => "whole",
         ProducerStep::Linear => "linear",
         ProducerStep::Count => "count",
+        ProducerStep::Settle => "settle",
+        ProducerStep::Exponents => "exponents",
         ProducerStep::Refine => "refine",
         ProducerStep::Finish => "finish",
     }
@@ -142,7 +146,9 @@ fn producer(text: &ProducerText) -> serde_json::Value {
     let quantile = |q: &crate::lower::producer::QuantileText| {
         json!({
             "counts": q.counts, "before": ops(&q.before, 3).trim_end(), "value": q.value, "share": q.share,
-            "result": q.result, "column": q.column, "refined_column": q.refined_column,
+            "result": q.result, "pair": q.pair, "above": q.pair + 1, "column": q.column,
+            "window": q.bracket, "settled": q.bracket + 1, "key": q.bracket + 2, "below": q.bracket + 3,
+            "inside": q.bracket + 4, "finite": q.bracket + 5, "refined_column": q.refined_column,
         })
     };
     let threads = text.threads;
@@ -154,14 +160,16 @@ fn producer(text: &ProducerText) -> serde_json::Value {
     };
     json!({
         "reads": text.reads,
+        "unroll": Table::UNROLL,
+        "chunk": Table::UNROLL * threads as usize,
         "threads": threads,
         "half": threads / 2,
         "loop": looped,
         "bins": Table::BINS,
         "row_total": threads as usize / 32 * Table::BINS,
-        "width": text.width,
-        "sum_width": text.sum_width,
-        "refined_width": text.refined_width,
+        "width": text.table.width(),
+        "sum_width": text.table.sums,
+        "refined_width": text.table.refined_width(),
         "sums": text.sums.iter().map(sum).collect::<Vec<_>>(),
         "maxima": text.maxima.iter().map(sum).collect::<Vec<_>>(),
         "quantiles": text.quantiles.iter().map(quantile).collect::<Vec<_>>(),

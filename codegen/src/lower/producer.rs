@@ -19,12 +19,8 @@ pub struct ProducerText {
     pub reads: bool,
     /// Threads a block.
     pub threads: u32,
-    /// Integers of a row of counts by exponent.
-    pub width: usize,
-    /// Numbers of a row of sums.
-    pub sum_width: usize,
-    /// Integers of a row of counts by mantissa.
-    pub refined_width: usize,
+    /// Layout of the tables between the steps.
+    pub table: Table,
     /// Statistics that are sums, or end as one.
     pub sums: Vec<SumText>,
     /// Statistics that are maxima.
@@ -67,9 +63,13 @@ pub struct QuantileText {
     pub share: String,
     /// Name of the result.
     pub result: String,
-    /// First of its counts in a row of counts by exponent.
+    /// First of its integers in the brackets.
+    pub bracket: usize,
+    /// Place in a row of what is finite; what lies above its window comes after.
+    pub pair: usize,
+    /// First of its window's counts in a row.
     pub column: usize,
-    /// First of its counts in a row of counts by mantissa.
+    /// First of its counts in a row of counts by exponent, or by mantissa.
     pub refined_column: usize,
 }
 
@@ -85,7 +85,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
     let mut results = BTreeMap::new();
     for (n, statistic) in body.program.statistics.iter().enumerate() {
         results.insert(statistic.tensor, format!("stat_{n}"));
-        if body.step == ProducerStep::Finish {
+        if matches!(body.step, ProducerStep::Finish | ProducerStep::Settle) {
             add_statistic(&mut text, n, statistic.kind, Vec::new(), String::new());
             continue;
         }
@@ -114,15 +114,17 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
     }
     let (arrays, bytes) = arrays(&text);
     let grid = match body.step {
-        ProducerStep::Whole | ProducerStep::Linear | ProducerStep::Finish => Grid::Fixed(1),
-        _ => Grid::Elements { per_block: Table::PER_BLOCK, least: 1, most: Table::ROWS as u32 },
+        ProducerStep::Count | ProducerStep::Exponents | ProducerStep::Refine => {
+            Grid::Elements { per_block: Table::PER_BLOCK, least: 1, most: Table::ROWS as u32 }
+        }
+        _ => Grid::Fixed(1),
     };
-    let numbered = matches!(body.step, ProducerStep::Refine | ProducerStep::Finish);
+    let numbered = matches!(body.step, ProducerStep::Settle | ProducerStep::Refine | ProducerStep::Finish);
     Lowered {
         grid,
         shared: Shared { reals: 0, bytes },
         arrays,
-        counted: body.step != ProducerStep::Finish,
+        counted: !matches!(body.step, ProducerStep::Settle | ProducerStep::Finish),
         functions: law(body).into_iter().collect(),
         numbers: if numbered { vec!["parts".into()] } else { Vec::new() },
         body: KernelBody::Producer(text),
@@ -130,14 +132,11 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
 }
 
 fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
-    let table = Table::of(&body.program);
     ProducerText {
         step: body.step,
         reads: body.program.tensors.iter().any(|t| t.role == Role::Table),
         threads: kernel.threads,
-        width: table.width(),
-        sum_width: table.sums,
-        refined_width: table.refined_width(),
+        table: Table::of(&body.program),
         sums: Vec::new(),
         maxima: Vec::new(),
         quantiles: Vec::new(),
@@ -149,10 +148,18 @@ fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
 fn add_statistic(text: &mut ProducerText, n: usize, kind: StatisticKind, before: Vec<Op>, value: String) {
     let result = format!("stat_{n}");
     if let StatisticKind::Quantile(q) = kind {
-        let place = text.quantiles.len() * Table::BINS;
-        let (column, share) = (Table::HEAD + place, format!("{q:?}"));
-        let counts = format!("counts_{n}");
-        text.quantiles.push(QuantileText { counts, before, value, share, result, column, refined_column: place });
+        let (n_quantile, counts, share) = (text.quantiles.len(), format!("counts_{n}"), format!("{q:?}"));
+        text.quantiles.push(QuantileText {
+            counts,
+            before,
+            value,
+            share,
+            result,
+            bracket: n_quantile * Table::BRACKET,
+            pair: text.table.pair(n_quantile),
+            column: text.table.column(n_quantile),
+            refined_column: n_quantile * Table::BINS,
+        });
         return;
     }
     let total = format!("total_{n}");
@@ -204,14 +211,20 @@ fn arrays(text: &ProducerText) -> (Vec<SharedArray>, u32) {
         offset += bytes;
     };
     let has_totals = !(text.sums.is_empty() && text.maxima.is_empty());
-    if text.step == ProducerStep::Linear || (text.step != ProducerStep::Refine && has_totals) {
+    let ranks = !text.quantiles.is_empty();
+    let adds_up = match text.step {
+        ProducerStep::Exponents | ProducerStep::Refine => false,
+        ProducerStep::Count | ProducerStep::Settle | ProducerStep::Linear => has_totals || ranks,
+        ProducerStep::Whole | ProducerStep::Finish => has_totals,
+    };
+    if adds_up {
         add("double", "partial", threads * 8);
     }
-    if text.step != ProducerStep::Count && !text.quantiles.is_empty() {
+    if ranks && !matches!(text.step, ProducerStep::Count | ProducerStep::Exponents) {
         add("int", "counted", Table::BINS * 4);
         add("int", "found", 16);
     }
-    for q in text.quantiles.iter().filter(|_| text.step != ProducerStep::Finish) {
+    for q in text.quantiles.iter().filter(|_| !matches!(text.step, ProducerStep::Settle | ProducerStep::Finish)) {
         add("int", &q.counts, threads / 32 * Table::BINS * 4);
     }
     (arrays, offset as u32)

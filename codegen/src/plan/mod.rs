@@ -217,11 +217,13 @@ pub struct Table {
 impl Table {
     /// Most rows of one part: the most blocks of its launch. The prelude's `UNIO_ROWS` says the same.
     pub const ROWS: usize = 264;
+    /// Elements that a thread loads before it counts them.
+    pub const UNROLL: usize = 8;
     /// Elements that one block of a launch covers.
     pub const PER_BLOCK: u32 = 8192;
     /// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa. One a thread.
     pub const BINS: usize = 256;
-    /// Integers in front of a row's counts: elements seen, rows in the part, and two for alignment.
+    /// Integers in front of a row: elements seen, rows in the part, and two for alignment.
     pub const HEAD: usize = 4;
 
     /// The layout that a producer's statistics need.
@@ -230,12 +232,26 @@ impl Table {
         Self { sums: program.statistics.len() - quantiles, quantiles }
     }
 
-    /// Integers of a row of counts by exponent.
+    /// Integers that a quantile keeps from step to step and from kernel to kernel: its window's first bin, whether the rank
+    /// lay in it, the bin of the rank, what lies below and in that bin, what is finite, and two for alignment.
+    pub const BRACKET: usize = 8;
+
+    /// Integers of a row: for each quantile what is finite, what lies above its window, and the window's counts.
     pub fn width(&self) -> usize {
-        Self::HEAD + self.quantiles * Self::BINS
+        Self::HEAD + self.quantiles * (2 + Self::BINS)
     }
 
-    /// Integers of a row of counts by mantissa.
+    /// Place of what is finite in a row; what lies above comes after.
+    pub fn pair(&self, quantile: usize) -> usize {
+        Self::HEAD + 2 * quantile
+    }
+
+    /// First of the window's counts in a row.
+    pub fn column(&self, quantile: usize) -> usize {
+        Self::HEAD + 2 * self.quantiles + quantile * Self::BINS
+    }
+
+    /// Integers of a row of counts by exponent, or by mantissa.
     pub fn refined_width(&self) -> usize {
         self.quantiles * Self::BINS
     }
@@ -248,9 +264,13 @@ pub enum ProducerStep {
     Whole,
     /// The same, with quantiles by linear bins: the first design, for comparison.
     Linear,
-    /// Sums and counts by exponent, a row a block.
+    /// Sums and counts in a window around the last answer, a row a block.
     Count,
-    /// Counts by mantissa under the exponent that holds each rank.
+    /// Whether each rank lies in its window.
+    Settle,
+    /// Counts by exponent, where one does not.
+    Exponents,
+    /// Counts by mantissa under the exponent that holds the rank.
     Refine,
     /// Joins the rows, gives the signals, smooths the slots.
     Finish,
@@ -261,8 +281,6 @@ pub enum ProducerStep {
 pub struct ProducerBody {
     /// Which of its steps.
     pub step: ProducerStep,
-    /// Parameters of the tables between the steps: counts, sums, refined counts.
-    pub tables: [Option<usize>; 3],
     /// Statistics and signals.
     pub program: Program,
     /// Parameter of each tensor that is read.

@@ -18,7 +18,7 @@ const ONE_BLOCK: usize = 16 * 1024;
 /// The kernels of a producer.
 enum Kernels {
     Whole(usize),
-    Steps { count: usize, refine: Option<usize>, finish: usize, table: Table },
+    Steps { table: Table, kernels: Vec<(ProducerStep, usize)> },
 }
 
 impl Planner<'_> {
@@ -61,10 +61,13 @@ impl Planner<'_> {
             return Kernels::Whole(self.add_producer_kernel(producer, program, law, ProducerStep::Whole));
         }
         let table = Table::of(program);
-        let mut add = |step| self.add_producer_kernel(producer, program, law, step);
-        let count = add(ProducerStep::Count);
-        let refine = (table.quantiles > 0).then(|| add(ProducerStep::Refine));
-        Kernels::Steps { count, refine, finish: add(ProducerStep::Finish), table }
+        let mut steps = vec![ProducerStep::Count];
+        if table.quantiles > 0 {
+            steps.extend([ProducerStep::Settle, ProducerStep::Exponents, ProducerStep::Refine]);
+        }
+        steps.push(ProducerStep::Finish);
+        let add = |step| (step, self.add_producer_kernel(producer, program, law, step));
+        Kernels::Steps { table, kernels: steps.into_iter().map(add).collect() }
     }
 
     fn add_producer_kernel(
@@ -76,19 +79,20 @@ impl Planner<'_> {
     ) -> usize {
         let mut params = Vec::new();
         let mut places = BTreeMap::new();
-        let reads = step != ProducerStep::Finish;
+        let reads = step.reads_buffers();
         for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| reads && t.role == Role::Table) {
             places.insert(id, params.len());
             params.push(pointer(&tensor.name, memory_elem(tensor.elem), Access::In, None, Outer::Input));
         }
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
-        let tables = tables(step, &Table::of(program), &mut params);
-        let ends = step != ProducerStep::Count && step != ProducerStep::Refine;
-        let signals = if ends { self.signal_params(producer, program, law, &mut params) } else { Vec::new() };
+        for (name, elem, access) in tables(step, &Table::of(program)) {
+            params.push(pointer(&format!("{name}_"), elem, access, None, Outer::Saved));
+        }
+        let signals =
+            if step.gives_signals() { self.signal_params(producer, program, law, &mut params) } else { Vec::new() };
         let body = ProducerBody {
             step,
-            tables,
             program: program.clone(),
             params: places,
             scalars,
@@ -97,14 +101,8 @@ impl Planner<'_> {
             smoothing: self.equations.smoothings[&law.name].clone(),
             states: law.states.clone(),
         };
-        let what = match step {
-            ProducerStep::Whole | ProducerStep::Linear => "",
-            ProducerStep::Count => "count",
-            ProducerStep::Refine => "refine",
-            ProducerStep::Finish => "finish",
-        };
         self.add_kernel(KernelPlan {
-            symbol: names::kernel(&self.model.set, &producer.name, what),
+            symbol: names::kernel(&self.model.set, &producer.name, step.name()),
             entry: producer.name.clone(),
             doc: producer.doc.clone(),
             loc: producer.loc.clone(),
@@ -157,25 +155,15 @@ impl Planner<'_> {
                 node.name = name;
                 self.nodes.push(node);
             }
-            Kernels::Steps { count, refine, finish, table } => {
+            Kernels::Steps { table, kernels } => {
                 let parts = self.producer_parts(producer, group);
                 self.add_tables(&name, table, parts.len());
-                for (n, part) in parts.iter().enumerate() {
-                    self.add_step_node(producer, program, (&name, "count", n), (*count, table), group, part.as_ref());
-                }
-                for (n, part) in parts.iter().enumerate() {
-                    if let Some(refine) = refine {
-                        self.add_step_node(
-                            producer,
-                            program,
-                            (&name, "refine", n),
-                            (*refine, table),
-                            group,
-                            part.as_ref(),
-                        );
+                for (step, kernel) in kernels {
+                    let covered = if step.reads_buffers() { parts.len() } else { 1 };
+                    for n in 0..covered {
+                        self.add_step_node(producer, program, (&name, *step, n), (*kernel, table), group);
                     }
                 }
-                self.add_finish_node(producer, program, &name, (*finish, table), group, parts.len());
             }
         }
     }
@@ -188,7 +176,10 @@ impl Planner<'_> {
             self.add_buffer(&format!("{name}.sums"), vec![rows, table.sums], Memory::F64);
         }
         if table.quantiles > 0 {
-            self.add_buffer(&format!("{name}.refined"), vec![rows, table.refined_width()], Memory::I32);
+            self.add_buffer(&format!("{name}.brackets"), vec![table.quantiles, Table::BRACKET], Memory::I32);
+            for counts in ["exponents", "refined"] {
+                self.add_buffer(&format!("{name}.{counts}"), vec![rows, table.refined_width()], Memory::I32);
+            }
         }
     }
 
@@ -224,62 +215,39 @@ impl Planner<'_> {
         }
     }
 
+    /// A launch of one step: over a part of the union if it reads buffers, over all rows if not.
     fn add_step_node(
         &mut self,
         producer: &Producer,
         program: &Program,
-        (name, step, n): (&str, &str, usize),
+        (name, step, n): (&str, ProducerStep, usize),
         (kernel, table): (usize, &Table),
         group: Option<&Group>,
-        part: Option<&Part<'_>>,
     ) {
+        let parts = self.producer_parts(producer, group);
+        let part = parts[n].as_ref().filter(|_| step.reads_buffers());
         let mut node = self.reading_node(producer, program, kernel, group, part);
-        let first = n * Table::ROWS;
-        if step == "count" {
-            node.args.push((format!("{name}.rows"), first * table.width()));
-            if table.sums > 0 {
-                node.args.push((format!("{name}.sums"), first * table.sums));
+        if !step.reads_buffers() {
+            node.args = self.scalar_args(program, group.map(|g| g.name.as_str()));
+            node.needs.clear();
+            node.count = NodeCount::None;
+        }
+        node.parts = Some(parts.len());
+        for (buffer, _, access) in tables(step, table) {
+            // A step writes the rows of its own part, and reads those of all.
+            let first = if access == Access::Out { n * Table::ROWS * table.row_len(buffer) } else { 0 };
+            let buffer = format!("{name}.{buffer}");
+            if access != Access::In {
+                node.gives.insert(format!("{buffer} after {}", step.name()));
             }
-        } else {
-            node.parts = Some(self.producer_parts(producer, group).len());
-            node.args.push((format!("{name}.rows"), 0));
-            node.args.push((format!("{name}.refined"), first * table.refined_width()));
-            node.needs.insert(format!("{name}.rows"));
+            node.args.push((buffer, first));
         }
-        node.gives.insert(format!("{name}.{}", if step == "count" { "rows" } else { "refined" }));
-        node.name = format!(
-            "{name}.{step}{}",
-            if self.producer_parts(producer, group).len() > 1 { format!("[{n}]") } else { String::new() }
-        );
-        self.nodes.push(node);
-    }
-
-    fn add_finish_node(
-        &mut self,
-        producer: &Producer,
-        program: &Program,
-        name: &str,
-        (kernel, table): (usize, &Table),
-        group: Option<&Group>,
-        parts: usize,
-    ) {
-        let mut node = self.reading_node(producer, program, kernel, group, None);
-        node.args = self.scalar_args(program, group.map(|g| g.name.as_str()));
-        node.needs.clear();
-        node.count = NodeCount::None;
-        node.parts = Some(parts);
-        let mut tables = vec!["rows"];
-        tables.extend((table.sums > 0).then_some("sums"));
-        tables.extend((table.quantiles > 0).then_some("refined"));
-        for table in tables {
-            node.args.push((format!("{name}.{table}"), 0));
+        node.needs.extend(step.before(table).map(|(table, step)| format!("{name}.{table} after {}", step.name())));
+        if step.gives_signals() {
+            self.add_signals(producer, group, &mut node);
         }
-        node.needs.insert(format!("{name}.rows"));
-        if table.quantiles > 0 {
-            node.needs.insert(format!("{name}.refined"));
-        }
-        self.add_signals(producer, group, &mut node);
-        node.name = format!("{name}.finish");
+        let place = if parts.len() > 1 && step.reads_buffers() { format!("[{n}]") } else { String::new() };
+        node.name = format!("{name}.{}{place}", step.name());
         self.nodes.push(node);
     }
 
@@ -342,26 +310,72 @@ fn source<'a>(producer: &'a Producer, name: &str) -> Option<&'a Source> {
     producer.read.iter().find(|(n, ..)| n == name).map(|(_, source, ..)| source)
 }
 
-/// Adds the tables that a step writes or reads; gives their places.
-fn tables(step: ProducerStep, table: &Table, params: &mut Vec<Param>) -> [Option<usize>; 3] {
-    let (out, none) = (Some(Access::Out), None);
-    let read = Some(Access::In);
-    let access = match step {
-        ProducerStep::Whole | ProducerStep::Linear => [none, none, none],
-        ProducerStep::Count => [out, out, none],
-        ProducerStep::Refine => [read, none, out],
-        ProducerStep::Finish => [read, read, read],
+/// The tables that a step writes or reads, in the order of its parameters.
+fn tables(step: ProducerStep, table: &Table) -> Vec<(&'static str, Memory, Access)> {
+    use Access::{In, InOut, Out};
+    let tables = match step {
+        ProducerStep::Whole | ProducerStep::Linear => vec![],
+        ProducerStep::Count => vec![("rows", Out), ("sums", Out), ("brackets", In)],
+        ProducerStep::Settle => vec![("rows", In), ("brackets", InOut)],
+        ProducerStep::Exponents => vec![("brackets", In), ("exponents", Out)],
+        ProducerStep::Refine => vec![("rows", In), ("brackets", In), ("exponents", In), ("refined", Out)],
+        ProducerStep::Finish => {
+            vec![("rows", In), ("sums", In), ("brackets", InOut), ("exponents", In), ("refined", In)]
+        }
     };
-    let exists = [true, table.sums > 0, table.quantiles > 0];
-    let kinds = [("rows", Memory::I32), ("sums", Memory::F64), ("refined", Memory::I32)];
-    let mut places = [None; 3];
-    for (n, ((name, elem), access)) in kinds.into_iter().zip(access).enumerate() {
-        if let (Some(access), true) = (access, exists[n]) {
-            places[n] = Some(params.len());
-            params.push(pointer(name, elem, access, None, Outer::Saved));
+    let exists = |name: &str| match name {
+        "rows" => true,
+        "sums" => table.sums > 0,
+        _ => table.quantiles > 0,
+    };
+    let elem = |name: &str| if name == "sums" { Memory::F64 } else { Memory::I32 };
+    tables.into_iter().filter(|(name, _)| exists(name)).map(|(name, access)| (name, elem(name), access)).collect()
+}
+
+impl ProducerStep {
+    /// Its part of a kernel's symbol; nothing where one kernel does it all.
+    fn name(self) -> &'static str {
+        match self {
+            ProducerStep::Whole | ProducerStep::Linear => "",
+            ProducerStep::Count => "count",
+            ProducerStep::Settle => "settle",
+            ProducerStep::Exponents => "exponents",
+            ProducerStep::Refine => "refine",
+            ProducerStep::Finish => "finish",
         }
     }
-    places
+
+    fn reads_buffers(self) -> bool {
+        !matches!(self, ProducerStep::Settle | ProducerStep::Finish)
+    }
+
+    fn gives_signals(self) -> bool {
+        matches!(self, ProducerStep::Whole | ProducerStep::Linear | ProducerStep::Finish)
+    }
+
+    /// The table and step that it waits for.
+    fn before(self, table: &Table) -> impl Iterator<Item = (&'static str, ProducerStep)> {
+        let before = match self {
+            ProducerStep::Whole | ProducerStep::Linear | ProducerStep::Count => None,
+            ProducerStep::Settle => Some(("rows", ProducerStep::Count)),
+            ProducerStep::Exponents => Some(("brackets", ProducerStep::Settle)),
+            ProducerStep::Refine => Some(("exponents", ProducerStep::Exponents)),
+            ProducerStep::Finish if table.quantiles == 0 => Some(("rows", ProducerStep::Count)),
+            ProducerStep::Finish => Some(("refined", ProducerStep::Refine)),
+        };
+        before.into_iter()
+    }
+}
+
+impl Table {
+    /// Elements of a row of a table.
+    fn row_len(&self, name: &str) -> usize {
+        match name {
+            "rows" => self.width(),
+            "sums" => self.sums,
+            _ => self.refined_width(),
+        }
+    }
 }
 
 fn pointer(name: &str, elem: Memory, access: Access, len: Option<usize>, role: Outer) -> Param {

@@ -30,13 +30,15 @@ UNIO_KERNEL(256) sp4_atom_positions_count(
     UNIO_IN(real, z1),
     UNIO_IN(real, z2),
     UNIO_IN(real, z3),
-    UNIO_OUT(int, rows),
+    UNIO_OUT(int, rows_),
+    UNIO_IN(int, brackets_),
     int n
 ) {
-    UNIO_SHARED(int, counts_0, 0);
-    UNIO_SHARED(int, counts_1, 8192);
-    UNIO_SHARED(int, counts_2, 16384);
-    UNIO_SHARED(int, counts_3, 24576);
+    UNIO_SHARED(double, partial, 0);
+    UNIO_SHARED(int, counts_0, 2048);
+    UNIO_SHARED(int, counts_1, 10240);
+    UNIO_SHARED(int, counts_2, 18432);
+    UNIO_SHARED(int, counts_3, 26624);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
@@ -46,45 +48,265 @@ UNIO_KERNEL(256) sp4_atom_positions_count(
         counts_3[bin] = 0;
     }
     __syncthreads();
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        int counts_0_bin = UNIO_BINS;
-        int counts_1_bin = UNIO_BINS;
-        int counts_2_bin = UNIO_BINS;
-        int counts_3_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_0_value = unio_abs(z0[e]);
-            counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
-            const float counts_1_value = unio_abs(z1[e]);
-            counts_1_bin = unio_isfinite(counts_1_value) ? int(__float_as_uint(counts_1_value) >> 23) : UNIO_BINS;
-            const float counts_2_value = unio_abs(z2[e]);
-            counts_2_bin = unio_isfinite(counts_2_value) ? int(__float_as_uint(counts_2_value) >> 23) : UNIO_BINS;
-            const float counts_3_value = unio_abs(z3[e]);
-            counts_3_bin = unio_isfinite(counts_3_value) ? int(__float_as_uint(counts_3_value) >> 23) : UNIO_BINS;
+    const int counts_0_window = brackets_[0];
+    int counts_0_finite = 0;
+    int counts_0_above = 0;
+    const int counts_1_window = brackets_[8];
+    int counts_1_finite = 0;
+    int counts_1_above = 0;
+    const int counts_2_window = brackets_[16];
+    int counts_2_finite = 0;
+    int counts_2_above = 0;
+    const int counts_3_window = brackets_[24];
+    int counts_3_finite = 0;
+    int counts_3_above = 0;
+    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
+    // count the values near the last answer, and how many lie above.
+    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+        float counts_0_value[8];
+        float counts_1_value[8];
+        float counts_2_value[8];
+        float counts_3_value[8];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const long long e = first + k * 256 + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            counts_1_value[k] = unio_nan();
+            counts_2_value[k] = unio_nan();
+            counts_3_value[k] = unio_nan();
+            if (e < n) {
+                counts_0_value[k] = unio_abs(z0[e]);
+                counts_1_value[k] = unio_abs(z1[e]);
+                counts_2_value[k] = unio_abs(z2[e]);
+                counts_3_value[k] = unio_abs(z3[e]);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
-        unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
-        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
-        unio_count(counts_3 + warp * UNIO_BINS, counts_3_bin, lane);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            int counts_0_bin = UNIO_BINS;
+            if (unio_isfinite(counts_0_value[k])) {
+                const int place = int(__float_as_uint(counts_0_value[k]) >> 15) - counts_0_window;
+                counts_0_finite += 1;
+                counts_0_above += place >= UNIO_BINS ? 1 : 0;
+                counts_0_bin = place < 0 ? UNIO_BINS : place;
+            }
+            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
+                unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+            }
+            int counts_1_bin = UNIO_BINS;
+            if (unio_isfinite(counts_1_value[k])) {
+                const int place = int(__float_as_uint(counts_1_value[k]) >> 15) - counts_1_window;
+                counts_1_finite += 1;
+                counts_1_above += place >= UNIO_BINS ? 1 : 0;
+                counts_1_bin = place < 0 ? UNIO_BINS : place;
+            }
+            if (__any_sync(0xffffffffu, counts_1_bin < UNIO_BINS)) {
+                unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
+            }
+            int counts_2_bin = UNIO_BINS;
+            if (unio_isfinite(counts_2_value[k])) {
+                const int place = int(__float_as_uint(counts_2_value[k]) >> 15) - counts_2_window;
+                counts_2_finite += 1;
+                counts_2_above += place >= UNIO_BINS ? 1 : 0;
+                counts_2_bin = place < 0 ? UNIO_BINS : place;
+            }
+            if (__any_sync(0xffffffffu, counts_2_bin < UNIO_BINS)) {
+                unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+            }
+            int counts_3_bin = UNIO_BINS;
+            if (unio_isfinite(counts_3_value[k])) {
+                const int place = int(__float_as_uint(counts_3_value[k]) >> 15) - counts_3_window;
+                counts_3_finite += 1;
+                counts_3_above += place >= UNIO_BINS ? 1 : 0;
+                counts_3_bin = place < 0 ? UNIO_BINS : place;
+            }
+            if (__any_sync(0xffffffffu, counts_3_bin < UNIO_BINS)) {
+                unio_count(counts_3 + warp * UNIO_BINS, counts_3_bin, lane);
+            }
+        }
     }
 
-    // A row a block: how many elements it saw, how many blocks there are, its sums, its counts by exponent.
-    int* const row = rows + size_t(blockIdx.x) * 1028;
+    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    int* const row = rows_ + size_t(blockIdx.x) * 1036;
+    const int counts_0_finite_total = int(unio_block_sum(double(counts_0_finite), partial));
+    const int counts_0_above_total = int(unio_block_sum(double(counts_0_above), partial));
+    const int counts_1_finite_total = int(unio_block_sum(double(counts_1_finite), partial));
+    const int counts_1_above_total = int(unio_block_sum(double(counts_1_above), partial));
+    const int counts_2_finite_total = int(unio_block_sum(double(counts_2_finite), partial));
+    const int counts_2_above_total = int(unio_block_sum(double(counts_2_above), partial));
+    const int counts_3_finite_total = int(unio_block_sum(double(counts_3_finite), partial));
+    const int counts_3_above_total = int(unio_block_sum(double(counts_3_above), partial));
     if (threadIdx.x == 0) {
-        const int stride = gridDim.x * 256;
         int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 256; first < n; first += stride) {
-            seen += n - first < 256 ? int(n - first) : 256;
+        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+            seen += n - first < 2048 ? int(n - first) : 2048;
         }
         row[0] = seen;
         row[1] = gridDim.x;
+        row[4] = counts_0_finite_total;
+        row[5] = counts_0_above_total;
+        row[6] = counts_1_finite_total;
+        row[7] = counts_1_above_total;
+        row[8] = counts_2_finite_total;
+        row[9] = counts_2_above_total;
+        row[10] = counts_3_finite_total;
+        row[11] = counts_3_above_total;
+    }
+    row[12 + threadIdx.x] = unio_total(counts_0);
+    row[268 + threadIdx.x] = unio_total(counts_1);
+    row[524 + threadIdx.x] = unio_total(counts_2);
+    row[780 + threadIdx.x] = unio_total(counts_3);
+}
+
+// Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
+// From `atom_positions` in specs/sp4/producers.toml.
+UNIO_KERNEL(256) sp4_atom_positions_settle(
+    UNIO_IN(int, rows_),
+    UNIO_INOUT(int, brackets_),
+    int parts
+) {
+    UNIO_SHARED(double, partial, 0);
+    UNIO_SHARED(int, counted, 2048);
+    UNIO_SHARED(int, found, 3072);
+    // stat_0: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    {
+        const int finite = int(unio_block_sum(unio_count_rows(rows_, 1036, 4, parts), partial));
+        const int above = int(unio_block_sum(unio_count_rows(rows_, 1036, 5, parts), partial));
+        unio_prefix(unio_column(rows_, 1036, 12, parts), counted);
+        const int inside = counted[UNIO_BINS - 1];
+        const int below = finite - above - inside;
+        const int rank = unio_rank(0.99, finite);
+        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
+        unio_find(counted, rank - below, found);
+        if (threadIdx.x == 0) {
+            brackets_[1] = settled ? 1 : 0;
+            brackets_[2] = brackets_[0] + found[0];
+            brackets_[3] = below + found[1];
+            brackets_[4] = found[2];
+            brackets_[5] = finite;
+        }
+        __syncthreads();
+    }
+    // stat_1: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    {
+        const int finite = int(unio_block_sum(unio_count_rows(rows_, 1036, 6, parts), partial));
+        const int above = int(unio_block_sum(unio_count_rows(rows_, 1036, 7, parts), partial));
+        unio_prefix(unio_column(rows_, 1036, 268, parts), counted);
+        const int inside = counted[UNIO_BINS - 1];
+        const int below = finite - above - inside;
+        const int rank = unio_rank(0.99, finite);
+        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
+        unio_find(counted, rank - below, found);
+        if (threadIdx.x == 0) {
+            brackets_[9] = settled ? 1 : 0;
+            brackets_[10] = brackets_[8] + found[0];
+            brackets_[11] = below + found[1];
+            brackets_[12] = found[2];
+            brackets_[13] = finite;
+        }
+        __syncthreads();
+    }
+    // stat_2: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    {
+        const int finite = int(unio_block_sum(unio_count_rows(rows_, 1036, 8, parts), partial));
+        const int above = int(unio_block_sum(unio_count_rows(rows_, 1036, 9, parts), partial));
+        unio_prefix(unio_column(rows_, 1036, 524, parts), counted);
+        const int inside = counted[UNIO_BINS - 1];
+        const int below = finite - above - inside;
+        const int rank = unio_rank(0.99, finite);
+        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
+        unio_find(counted, rank - below, found);
+        if (threadIdx.x == 0) {
+            brackets_[17] = settled ? 1 : 0;
+            brackets_[18] = brackets_[16] + found[0];
+            brackets_[19] = below + found[1];
+            brackets_[20] = found[2];
+            brackets_[21] = finite;
+        }
+        __syncthreads();
+    }
+    // stat_3: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    {
+        const int finite = int(unio_block_sum(unio_count_rows(rows_, 1036, 10, parts), partial));
+        const int above = int(unio_block_sum(unio_count_rows(rows_, 1036, 11, parts), partial));
+        unio_prefix(unio_column(rows_, 1036, 780, parts), counted);
+        const int inside = counted[UNIO_BINS - 1];
+        const int below = finite - above - inside;
+        const int rank = unio_rank(0.99, finite);
+        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
+        unio_find(counted, rank - below, found);
+        if (threadIdx.x == 0) {
+            brackets_[25] = settled ? 1 : 0;
+            brackets_[26] = brackets_[24] + found[0];
+            brackets_[27] = below + found[1];
+            brackets_[28] = found[2];
+            brackets_[29] = finite;
+        }
+        __syncthreads();
+    }
+}
+
+// Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
+// From `atom_positions` in specs/sp4/producers.toml.
+UNIO_KERNEL(256) sp4_atom_positions_exponents(
+    UNIO_IN(real, z0),
+    UNIO_IN(real, z1),
+    UNIO_IN(real, z2),
+    UNIO_IN(real, z3),
+    UNIO_IN(int, brackets_),
+    UNIO_OUT(int, exponents_),
+    int n
+) {
+    UNIO_SHARED(int, counts_0, 0);
+    UNIO_SHARED(int, counts_1, 8192);
+    UNIO_SHARED(int, counts_2, 16384);
+    UNIO_SHARED(int, counts_3, 24576);
+    // Only where a rank was not in its window: counts by exponent.
+    const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0 && brackets_[25] != 0;
+    if (settled) {
+        return;
+    }
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_0[bin] = 0;
+        counts_1[bin] = 0;
+        counts_2[bin] = 0;
+        counts_3[bin] = 0;
     }
     __syncthreads();
-    row[4 + threadIdx.x] = unio_total(counts_0);
-    row[260 + threadIdx.x] = unio_total(counts_1);
-    row[516 + threadIdx.x] = unio_total(counts_2);
-    row[772 + threadIdx.x] = unio_total(counts_3);
+    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
+        const int e = int(first) + threadIdx.x;
+        int counts_0_bin = UNIO_BINS;
+        if (e < n) {
+            const float counts_0_value = unio_abs(z0[e]);
+            counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
+        }
+        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+        int counts_1_bin = UNIO_BINS;
+        if (e < n) {
+            const float counts_1_value = unio_abs(z1[e]);
+            counts_1_bin = unio_isfinite(counts_1_value) ? int(__float_as_uint(counts_1_value) >> 23) : UNIO_BINS;
+        }
+        unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
+        int counts_2_bin = UNIO_BINS;
+        if (e < n) {
+            const float counts_2_value = unio_abs(z2[e]);
+            counts_2_bin = unio_isfinite(counts_2_value) ? int(__float_as_uint(counts_2_value) >> 23) : UNIO_BINS;
+        }
+        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+        int counts_3_bin = UNIO_BINS;
+        if (e < n) {
+            const float counts_3_value = unio_abs(z3[e]);
+            counts_3_bin = unio_isfinite(counts_3_value) ? int(__float_as_uint(counts_3_value) >> 23) : UNIO_BINS;
+        }
+        unio_count(counts_3 + warp * UNIO_BINS, counts_3_bin, lane);
+    }
+    __syncthreads();
+    exponents_[size_t(blockIdx.x) * 1024 + 0 + threadIdx.x] = unio_total(counts_0);
+    exponents_[size_t(blockIdx.x) * 1024 + 256 + threadIdx.x] = unio_total(counts_1);
+    exponents_[size_t(blockIdx.x) * 1024 + 512 + threadIdx.x] = unio_total(counts_2);
+    exponents_[size_t(blockIdx.x) * 1024 + 768 + threadIdx.x] = unio_total(counts_3);
 }
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
@@ -94,8 +316,10 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
     UNIO_IN(real, z1),
     UNIO_IN(real, z2),
     UNIO_IN(real, z3),
-    UNIO_IN(int, rows),
-    UNIO_OUT(int, refined),
+    UNIO_IN(int, rows_),
+    UNIO_IN(int, brackets_),
+    UNIO_IN(int, exponents_),
+    UNIO_OUT(int, refined_),
     int parts,
     int n
 ) {
@@ -105,38 +329,35 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
     UNIO_SHARED(int, counts_1, 9232);
     UNIO_SHARED(int, counts_2, 17424);
     UNIO_SHARED(int, counts_3, 25616);
+    // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
+    const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0 && brackets_[25] != 0;
+    if (settled) {
+        return;
+    }
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-
-    // stat_0: every block finds the exponent that holds the rank, and counts the top mantissa bits under it.
-    unio_prefix(unio_column(rows, 1028, 4, parts), counted);
+    unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 0, parts), counted);
     unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
     const int stat_0_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
     }
     __syncthreads();
-
-    // stat_1: every block finds the exponent that holds the rank, and counts the top mantissa bits under it.
-    unio_prefix(unio_column(rows, 1028, 260, parts), counted);
+    unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 256, parts), counted);
     unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
     const int stat_1_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_1[bin] = 0;
     }
     __syncthreads();
-
-    // stat_2: every block finds the exponent that holds the rank, and counts the top mantissa bits under it.
-    unio_prefix(unio_column(rows, 1028, 516, parts), counted);
+    unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 512, parts), counted);
     unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
     const int stat_2_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_2[bin] = 0;
     }
     __syncthreads();
-
-    // stat_3: every block finds the exponent that holds the rank, and counts the top mantissa bits under it.
-    unio_prefix(unio_column(rows, 1028, 772, parts), counted);
+    unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 768, parts), counted);
     unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
     const int stat_3_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
@@ -179,17 +400,19 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
         unio_count(counts_3 + warp * UNIO_BINS, counts_3_bin, lane);
     }
     __syncthreads();
-    refined[size_t(blockIdx.x) * 1024 + 0 + threadIdx.x] = unio_total(counts_0);
-    refined[size_t(blockIdx.x) * 1024 + 256 + threadIdx.x] = unio_total(counts_1);
-    refined[size_t(blockIdx.x) * 1024 + 512 + threadIdx.x] = unio_total(counts_2);
-    refined[size_t(blockIdx.x) * 1024 + 768 + threadIdx.x] = unio_total(counts_3);
+    refined_[size_t(blockIdx.x) * 1024 + 0 + threadIdx.x] = unio_total(counts_0);
+    refined_[size_t(blockIdx.x) * 1024 + 256 + threadIdx.x] = unio_total(counts_1);
+    refined_[size_t(blockIdx.x) * 1024 + 512 + threadIdx.x] = unio_total(counts_2);
+    refined_[size_t(blockIdx.x) * 1024 + 768 + threadIdx.x] = unio_total(counts_3);
 }
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
 // From `atom_positions` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_atom_positions_finish(
-    UNIO_IN(int, rows),
-    UNIO_IN(int, refined),
+    UNIO_IN(int, rows_),
+    UNIO_INOUT(int, brackets_),
+    UNIO_IN(int, exponents_),
+    UNIO_IN(int, refined_),
     UNIO_INOUT(float, atom_pos_bound_b0_slot),
     UNIO_INOUT(float, atom_pos_bound_b0_observed),
     UNIO_INOUT(float, atom_pos_bound_b0_smoothing),
@@ -212,60 +435,108 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     UNIO_SHARED(int, found, 1024);
     int seen = 0;
     for (int part = 0; part < parts; ++part) {
-        const int* const first = rows + size_t(part) * UNIO_ROWS * 1028;
+        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 1036;
         for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 1028];
+            seen += first[size_t(row) * 1036];
         }
     }
     const int n = seen;
 
-    unio_prefix(unio_column(rows, 1028, 4, parts), counted);
-    const int stat_0_finite = counted[UNIO_BINS - 1];
+    int stat_0_key = brackets_[2];
+    int stat_0_below = brackets_[3];
+    int stat_0_count = brackets_[4];
+    const int stat_0_finite = brackets_[5];
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    unio_find(counted, stat_0_rank, found);
-    const int stat_0_exponent = found[0];
-    const int stat_0_below = found[1];
-    __syncthreads();
-    unio_prefix(unio_refined(rows, 1028, refined, 1024, 0, parts), counted);
-    unio_find(counted, stat_0_rank - stat_0_below, found);
-    const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
-    __syncthreads();
+    if (brackets_[1] == 0) {
+        unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 0, parts), counted);
+        unio_find(counted, stat_0_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix(unio_refined(rows_, 1036, refined_, 1024, 0, parts), counted);
+        unio_find(counted, stat_0_rank - lower, found);
+        stat_0_key = exponent << 8 | found[0];
+        stat_0_below = lower + found[1];
+        stat_0_count = found[2];
+        __syncthreads();
+    }
+    const float stat_0_value =
+        unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
+    if (threadIdx.x == 0 && stat_0_finite > 0) {
+        brackets_[0] = max(0, stat_0_key - UNIO_BINS / 2);
+    }
 
-    unio_prefix(unio_column(rows, 1028, 260, parts), counted);
-    const int stat_1_finite = counted[UNIO_BINS - 1];
+    int stat_1_key = brackets_[10];
+    int stat_1_below = brackets_[11];
+    int stat_1_count = brackets_[12];
+    const int stat_1_finite = brackets_[13];
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
-    unio_find(counted, stat_1_rank, found);
-    const int stat_1_exponent = found[0];
-    const int stat_1_below = found[1];
-    __syncthreads();
-    unio_prefix(unio_refined(rows, 1028, refined, 1024, 256, parts), counted);
-    unio_find(counted, stat_1_rank - stat_1_below, found);
-    const float stat_1_value = unio_bin_value(stat_1_exponent, found[0], stat_1_rank - stat_1_below - found[1], found[2]);
-    __syncthreads();
+    if (brackets_[9] == 0) {
+        unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 256, parts), counted);
+        unio_find(counted, stat_1_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix(unio_refined(rows_, 1036, refined_, 1024, 256, parts), counted);
+        unio_find(counted, stat_1_rank - lower, found);
+        stat_1_key = exponent << 8 | found[0];
+        stat_1_below = lower + found[1];
+        stat_1_count = found[2];
+        __syncthreads();
+    }
+    const float stat_1_value =
+        unio_bin_value(stat_1_key >> 8, stat_1_key & 255, stat_1_rank - stat_1_below, stat_1_count);
+    if (threadIdx.x == 0 && stat_1_finite > 0) {
+        brackets_[8] = max(0, stat_1_key - UNIO_BINS / 2);
+    }
 
-    unio_prefix(unio_column(rows, 1028, 516, parts), counted);
-    const int stat_2_finite = counted[UNIO_BINS - 1];
+    int stat_2_key = brackets_[18];
+    int stat_2_below = brackets_[19];
+    int stat_2_count = brackets_[20];
+    const int stat_2_finite = brackets_[21];
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
-    unio_find(counted, stat_2_rank, found);
-    const int stat_2_exponent = found[0];
-    const int stat_2_below = found[1];
-    __syncthreads();
-    unio_prefix(unio_refined(rows, 1028, refined, 1024, 512, parts), counted);
-    unio_find(counted, stat_2_rank - stat_2_below, found);
-    const float stat_2_value = unio_bin_value(stat_2_exponent, found[0], stat_2_rank - stat_2_below - found[1], found[2]);
-    __syncthreads();
+    if (brackets_[17] == 0) {
+        unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 512, parts), counted);
+        unio_find(counted, stat_2_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix(unio_refined(rows_, 1036, refined_, 1024, 512, parts), counted);
+        unio_find(counted, stat_2_rank - lower, found);
+        stat_2_key = exponent << 8 | found[0];
+        stat_2_below = lower + found[1];
+        stat_2_count = found[2];
+        __syncthreads();
+    }
+    const float stat_2_value =
+        unio_bin_value(stat_2_key >> 8, stat_2_key & 255, stat_2_rank - stat_2_below, stat_2_count);
+    if (threadIdx.x == 0 && stat_2_finite > 0) {
+        brackets_[16] = max(0, stat_2_key - UNIO_BINS / 2);
+    }
 
-    unio_prefix(unio_column(rows, 1028, 772, parts), counted);
-    const int stat_3_finite = counted[UNIO_BINS - 1];
+    int stat_3_key = brackets_[26];
+    int stat_3_below = brackets_[27];
+    int stat_3_count = brackets_[28];
+    const int stat_3_finite = brackets_[29];
     const int stat_3_rank = unio_rank(0.99, stat_3_finite);
-    unio_find(counted, stat_3_rank, found);
-    const int stat_3_exponent = found[0];
-    const int stat_3_below = found[1];
-    __syncthreads();
-    unio_prefix(unio_refined(rows, 1028, refined, 1024, 768, parts), counted);
-    unio_find(counted, stat_3_rank - stat_3_below, found);
-    const float stat_3_value = unio_bin_value(stat_3_exponent, found[0], stat_3_rank - stat_3_below - found[1], found[2]);
-    __syncthreads();
+    if (brackets_[25] == 0) {
+        unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 768, parts), counted);
+        unio_find(counted, stat_3_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix(unio_refined(rows_, 1036, refined_, 1024, 768, parts), counted);
+        unio_find(counted, stat_3_rank - lower, found);
+        stat_3_key = exponent << 8 | found[0];
+        stat_3_below = lower + found[1];
+        stat_3_count = found[2];
+        __syncthreads();
+    }
+    const float stat_3_value =
+        unio_bin_value(stat_3_key >> 8, stat_3_key & 255, stat_3_rank - stat_3_below, stat_3_count);
+    if (threadIdx.x == 0 && stat_3_finite > 0) {
+        brackets_[24] = max(0, stat_3_key - UNIO_BINS / 2);
+    }
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();

@@ -27,8 +27,8 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 // From `iqn_quantiles` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_iqn_quantiles_count(
     UNIO_IN(real, q),
-    UNIO_OUT(int, rows),
-    UNIO_OUT(double, sums),
+    UNIO_OUT(int, rows_),
+    UNIO_OUT(double, sums_),
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
@@ -36,30 +36,34 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_count(
     double acc_1 = 0.0;
     double acc_2 = 0.0;
     double acc_3 = 0.0;
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        if (e < n) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
+    // count the values near the last answer, and how many lie above.
+    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const long long e = first + k * 256 + threadIdx.x;
+            if (e < n) {
             real acc = real(0);
             for (int a = 0; a < 12; ++a) {
                 acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
             }
-            acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
+                acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
             real acc2 = real(0);
             for (int a = 0; a < 12; ++a) {
                 acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
             }
-            acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
+                acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
             real acc3 = real(0);
             for (int a = 0; a < 12; ++a) {
                 acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
             }
-            acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
+                acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
             real acc4 = real(0);
             for (int a = 0; a < 12; ++a) {
                 acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
             }
-            acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
+                acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
+            }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);
@@ -67,28 +71,27 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_count(
     const double total_2 = unio_block_sum(acc_2, partial);
     const double total_3 = unio_block_sum(acc_3, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are, its sums, its counts by exponent.
-    int* const row = rows + size_t(blockIdx.x) * 4;
+    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    int* const row = rows_ + size_t(blockIdx.x) * 4;
     if (threadIdx.x == 0) {
-        const int stride = gridDim.x * 256;
         int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 256; first < n; first += stride) {
-            seen += n - first < 256 ? int(n - first) : 256;
+        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+            seen += n - first < 2048 ? int(n - first) : 2048;
         }
         row[0] = seen;
         row[1] = gridDim.x;
-        sums[size_t(blockIdx.x) * 4 + 0] = total_0;
-        sums[size_t(blockIdx.x) * 4 + 1] = total_1;
-        sums[size_t(blockIdx.x) * 4 + 2] = total_2;
-        sums[size_t(blockIdx.x) * 4 + 3] = total_3;
+        sums_[size_t(blockIdx.x) * 4 + 0] = total_0;
+        sums_[size_t(blockIdx.x) * 4 + 1] = total_1;
+        sums_[size_t(blockIdx.x) * 4 + 2] = total_2;
+        sums_[size_t(blockIdx.x) * 4 + 3] = total_3;
     }
 }
 
 // Mean over batch and actions of the quantile value per tau; the median (2 of 5) is skipped.
 // From `iqn_quantiles` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_iqn_quantiles_finish(
-    UNIO_IN(int, rows),
-    UNIO_IN(double, sums),
+    UNIO_IN(int, rows_),
+    UNIO_IN(double, sums_),
     UNIO_INOUT(float, iqn_q_p05_slot),
     UNIO_INOUT(float, iqn_q_p05_observed),
     UNIO_INOUT(float, iqn_q_p05_smoothing),
@@ -110,16 +113,16 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_finish(
     UNIO_SHARED(double, partial, 0);
     int seen = 0;
     for (int part = 0; part < parts; ++part) {
-        const int* const first = rows + size_t(part) * UNIO_ROWS * 4;
+        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 4;
         for (int row = 0; row < first[1]; ++row) {
             seen += first[size_t(row) * 4];
         }
     }
     const int n = seen;
-    const double total_0 = unio_block_sum(unio_sum_rows(rows, 4, sums, 4, 0, parts), partial);
-    const double total_1 = unio_block_sum(unio_sum_rows(rows, 4, sums, 4, 1, parts), partial);
-    const double total_2 = unio_block_sum(unio_sum_rows(rows, 4, sums, 4, 2, parts), partial);
-    const double total_3 = unio_block_sum(unio_sum_rows(rows, 4, sums, 4, 3, parts), partial);
+    const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 0, parts), partial);
+    const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 1, parts), partial);
+    const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 2, parts), partial);
+    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 3, parts), partial);
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

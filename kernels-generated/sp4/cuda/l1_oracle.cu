@@ -31,8 +31,8 @@ UNIO_KERNEL(256) sp4_l1_oracle_count(
     UNIO_IN(real, g),
     UNIO_IN(float, observed_mean_abs_g_dqn_trunk),
     UNIO_IN(float, observed_mean_abs_w_dqn_trunk),
-    UNIO_OUT(int, rows),
-    UNIO_OUT(double, sums),
+    UNIO_OUT(int, rows_),
+    UNIO_OUT(double, sums_),
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
@@ -84,58 +84,62 @@ UNIO_KERNEL(256) sp4_l1_oracle_count(
     double acc_45 = 0.0;
     double acc_46 = 0.0;
     double acc_47 = 0.0;
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        if (e < n) {
-            acc_0 = acc_0 + (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)]));
-            acc_1 = acc_1 + (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)]));
-            acc_2 = acc_2 + (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)]));
-            acc_3 = acc_3 + (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)]));
-            acc_4 = acc_4 + (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)]));
-            acc_5 = acc_5 + (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)]));
-            acc_6 = acc_6 + (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)]));
-            acc_7 = acc_7 + (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)]));
-            acc_8 = acc_8 + (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)]));
-            acc_9 = acc_9 + (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)]));
-            acc_10 = acc_10 + (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)]));
-            acc_11 = acc_11 + (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)]));
-            acc_12 = acc_12 + (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)]));
-            acc_13 = acc_13 + (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)]));
-            acc_14 = acc_14 + (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)]));
-            acc_15 = acc_15 + (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)]));
-            acc_16 = acc_16 + (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)]));
-            acc_17 = acc_17 + (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)]));
-            acc_18 = acc_18 + (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)]));
-            acc_19 = acc_19 + (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)]));
-            acc_20 = acc_20 + (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)]));
-            acc_21 = acc_21 + (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)]));
-            acc_22 = acc_22 + (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)]));
-            acc_23 = acc_23 + (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)]));
-            acc_24 = acc_24 + (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)]));
-            acc_25 = acc_25 + (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)]));
-            acc_26 = acc_26 + (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)]));
-            acc_27 = acc_27 + (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)]));
-            acc_28 = acc_28 + (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)]));
-            acc_29 = acc_29 + (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)]));
-            acc_30 = acc_30 + (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)]));
-            acc_31 = acc_31 + (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)]));
-            acc_32 = acc_32 + (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)]));
-            acc_33 = acc_33 + (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)]));
-            acc_34 = acc_34 + (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)]));
-            acc_35 = acc_35 + (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)]));
-            acc_36 = acc_36 + (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)]));
-            acc_37 = acc_37 + (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)]));
-            acc_38 = acc_38 + (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)]));
-            acc_39 = acc_39 + (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)]));
-            acc_40 = acc_40 + (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)]));
-            acc_41 = acc_41 + (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)]));
-            acc_42 = acc_42 + (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)]));
-            acc_43 = acc_43 + (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)]));
-            acc_44 = acc_44 + (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)]));
-            acc_45 = acc_45 + (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)]));
-            acc_46 = acc_46 + (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)]));
-            acc_47 = acc_47 + (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)]));
+    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
+    // count the values near the last answer, and how many lie above.
+    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const long long e = first + k * 256 + threadIdx.x;
+            if (e < n) {
+                acc_0 = acc_0 + (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)]));
+                acc_1 = acc_1 + (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)]));
+                acc_2 = acc_2 + (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)]));
+                acc_3 = acc_3 + (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)]));
+                acc_4 = acc_4 + (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)]));
+                acc_5 = acc_5 + (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)]));
+                acc_6 = acc_6 + (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)]));
+                acc_7 = acc_7 + (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)]));
+                acc_8 = acc_8 + (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)]));
+                acc_9 = acc_9 + (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)]));
+                acc_10 = acc_10 + (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)]));
+                acc_11 = acc_11 + (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)]));
+                acc_12 = acc_12 + (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)]));
+                acc_13 = acc_13 + (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)]));
+                acc_14 = acc_14 + (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)]));
+                acc_15 = acc_15 + (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)]));
+                acc_16 = acc_16 + (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)]));
+                acc_17 = acc_17 + (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)]));
+                acc_18 = acc_18 + (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)]));
+                acc_19 = acc_19 + (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)]));
+                acc_20 = acc_20 + (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)]));
+                acc_21 = acc_21 + (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)]));
+                acc_22 = acc_22 + (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)]));
+                acc_23 = acc_23 + (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)]));
+                acc_24 = acc_24 + (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)]));
+                acc_25 = acc_25 + (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)]));
+                acc_26 = acc_26 + (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)]));
+                acc_27 = acc_27 + (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)]));
+                acc_28 = acc_28 + (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)]));
+                acc_29 = acc_29 + (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)]));
+                acc_30 = acc_30 + (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)]));
+                acc_31 = acc_31 + (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)]));
+                acc_32 = acc_32 + (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)]));
+                acc_33 = acc_33 + (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)]));
+                acc_34 = acc_34 + (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)]));
+                acc_35 = acc_35 + (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)]));
+                acc_36 = acc_36 + (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)]));
+                acc_37 = acc_37 + (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)]));
+                acc_38 = acc_38 + (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)]));
+                acc_39 = acc_39 + (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)]));
+                acc_40 = acc_40 + (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)]));
+                acc_41 = acc_41 + (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)]));
+                acc_42 = acc_42 + (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)]));
+                acc_43 = acc_43 + (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)]));
+                acc_44 = acc_44 + (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)]));
+                acc_45 = acc_45 + (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)]));
+                acc_46 = acc_46 + (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)]));
+                acc_47 = acc_47 + (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)]));
+            }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);
@@ -187,64 +191,63 @@ UNIO_KERNEL(256) sp4_l1_oracle_count(
     const double total_46 = unio_block_sum(acc_46, partial);
     const double total_47 = unio_block_sum(acc_47, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are, its sums, its counts by exponent.
-    int* const row = rows + size_t(blockIdx.x) * 4;
+    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    int* const row = rows_ + size_t(blockIdx.x) * 4;
     if (threadIdx.x == 0) {
-        const int stride = gridDim.x * 256;
         int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 256; first < n; first += stride) {
-            seen += n - first < 256 ? int(n - first) : 256;
+        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+            seen += n - first < 2048 ? int(n - first) : 2048;
         }
         row[0] = seen;
         row[1] = gridDim.x;
-        sums[size_t(blockIdx.x) * 48 + 0] = total_0;
-        sums[size_t(blockIdx.x) * 48 + 1] = total_1;
-        sums[size_t(blockIdx.x) * 48 + 2] = total_2;
-        sums[size_t(blockIdx.x) * 48 + 3] = total_3;
-        sums[size_t(blockIdx.x) * 48 + 4] = total_4;
-        sums[size_t(blockIdx.x) * 48 + 5] = total_5;
-        sums[size_t(blockIdx.x) * 48 + 6] = total_6;
-        sums[size_t(blockIdx.x) * 48 + 7] = total_7;
-        sums[size_t(blockIdx.x) * 48 + 8] = total_8;
-        sums[size_t(blockIdx.x) * 48 + 9] = total_9;
-        sums[size_t(blockIdx.x) * 48 + 10] = total_10;
-        sums[size_t(blockIdx.x) * 48 + 11] = total_11;
-        sums[size_t(blockIdx.x) * 48 + 12] = total_12;
-        sums[size_t(blockIdx.x) * 48 + 13] = total_13;
-        sums[size_t(blockIdx.x) * 48 + 14] = total_14;
-        sums[size_t(blockIdx.x) * 48 + 15] = total_15;
-        sums[size_t(blockIdx.x) * 48 + 16] = total_16;
-        sums[size_t(blockIdx.x) * 48 + 17] = total_17;
-        sums[size_t(blockIdx.x) * 48 + 18] = total_18;
-        sums[size_t(blockIdx.x) * 48 + 19] = total_19;
-        sums[size_t(blockIdx.x) * 48 + 20] = total_20;
-        sums[size_t(blockIdx.x) * 48 + 21] = total_21;
-        sums[size_t(blockIdx.x) * 48 + 22] = total_22;
-        sums[size_t(blockIdx.x) * 48 + 23] = total_23;
-        sums[size_t(blockIdx.x) * 48 + 24] = total_24;
-        sums[size_t(blockIdx.x) * 48 + 25] = total_25;
-        sums[size_t(blockIdx.x) * 48 + 26] = total_26;
-        sums[size_t(blockIdx.x) * 48 + 27] = total_27;
-        sums[size_t(blockIdx.x) * 48 + 28] = total_28;
-        sums[size_t(blockIdx.x) * 48 + 29] = total_29;
-        sums[size_t(blockIdx.x) * 48 + 30] = total_30;
-        sums[size_t(blockIdx.x) * 48 + 31] = total_31;
-        sums[size_t(blockIdx.x) * 48 + 32] = total_32;
-        sums[size_t(blockIdx.x) * 48 + 33] = total_33;
-        sums[size_t(blockIdx.x) * 48 + 34] = total_34;
-        sums[size_t(blockIdx.x) * 48 + 35] = total_35;
-        sums[size_t(blockIdx.x) * 48 + 36] = total_36;
-        sums[size_t(blockIdx.x) * 48 + 37] = total_37;
-        sums[size_t(blockIdx.x) * 48 + 38] = total_38;
-        sums[size_t(blockIdx.x) * 48 + 39] = total_39;
-        sums[size_t(blockIdx.x) * 48 + 40] = total_40;
-        sums[size_t(blockIdx.x) * 48 + 41] = total_41;
-        sums[size_t(blockIdx.x) * 48 + 42] = total_42;
-        sums[size_t(blockIdx.x) * 48 + 43] = total_43;
-        sums[size_t(blockIdx.x) * 48 + 44] = total_44;
-        sums[size_t(blockIdx.x) * 48 + 45] = total_45;
-        sums[size_t(blockIdx.x) * 48 + 46] = total_46;
-        sums[size_t(blockIdx.x) * 48 + 47] = total_47;
+        sums_[size_t(blockIdx.x) * 48 + 0] = total_0;
+        sums_[size_t(blockIdx.x) * 48 + 1] = total_1;
+        sums_[size_t(blockIdx.x) * 48 + 2] = total_2;
+        sums_[size_t(blockIdx.x) * 48 + 3] = total_3;
+        sums_[size_t(blockIdx.x) * 48 + 4] = total_4;
+        sums_[size_t(blockIdx.x) * 48 + 5] = total_5;
+        sums_[size_t(blockIdx.x) * 48 + 6] = total_6;
+        sums_[size_t(blockIdx.x) * 48 + 7] = total_7;
+        sums_[size_t(blockIdx.x) * 48 + 8] = total_8;
+        sums_[size_t(blockIdx.x) * 48 + 9] = total_9;
+        sums_[size_t(blockIdx.x) * 48 + 10] = total_10;
+        sums_[size_t(blockIdx.x) * 48 + 11] = total_11;
+        sums_[size_t(blockIdx.x) * 48 + 12] = total_12;
+        sums_[size_t(blockIdx.x) * 48 + 13] = total_13;
+        sums_[size_t(blockIdx.x) * 48 + 14] = total_14;
+        sums_[size_t(blockIdx.x) * 48 + 15] = total_15;
+        sums_[size_t(blockIdx.x) * 48 + 16] = total_16;
+        sums_[size_t(blockIdx.x) * 48 + 17] = total_17;
+        sums_[size_t(blockIdx.x) * 48 + 18] = total_18;
+        sums_[size_t(blockIdx.x) * 48 + 19] = total_19;
+        sums_[size_t(blockIdx.x) * 48 + 20] = total_20;
+        sums_[size_t(blockIdx.x) * 48 + 21] = total_21;
+        sums_[size_t(blockIdx.x) * 48 + 22] = total_22;
+        sums_[size_t(blockIdx.x) * 48 + 23] = total_23;
+        sums_[size_t(blockIdx.x) * 48 + 24] = total_24;
+        sums_[size_t(blockIdx.x) * 48 + 25] = total_25;
+        sums_[size_t(blockIdx.x) * 48 + 26] = total_26;
+        sums_[size_t(blockIdx.x) * 48 + 27] = total_27;
+        sums_[size_t(blockIdx.x) * 48 + 28] = total_28;
+        sums_[size_t(blockIdx.x) * 48 + 29] = total_29;
+        sums_[size_t(blockIdx.x) * 48 + 30] = total_30;
+        sums_[size_t(blockIdx.x) * 48 + 31] = total_31;
+        sums_[size_t(blockIdx.x) * 48 + 32] = total_32;
+        sums_[size_t(blockIdx.x) * 48 + 33] = total_33;
+        sums_[size_t(blockIdx.x) * 48 + 34] = total_34;
+        sums_[size_t(blockIdx.x) * 48 + 35] = total_35;
+        sums_[size_t(blockIdx.x) * 48 + 36] = total_36;
+        sums_[size_t(blockIdx.x) * 48 + 37] = total_37;
+        sums_[size_t(blockIdx.x) * 48 + 38] = total_38;
+        sums_[size_t(blockIdx.x) * 48 + 39] = total_39;
+        sums_[size_t(blockIdx.x) * 48 + 40] = total_40;
+        sums_[size_t(blockIdx.x) * 48 + 41] = total_41;
+        sums_[size_t(blockIdx.x) * 48 + 42] = total_42;
+        sums_[size_t(blockIdx.x) * 48 + 43] = total_43;
+        sums_[size_t(blockIdx.x) * 48 + 44] = total_44;
+        sums_[size_t(blockIdx.x) * 48 + 45] = total_45;
+        sums_[size_t(blockIdx.x) * 48 + 46] = total_46;
+        sums_[size_t(blockIdx.x) * 48 + 47] = total_47;
     }
 }
 
@@ -255,8 +258,8 @@ UNIO_KERNEL(256) sp4_l1_oracle_count(
 UNIO_KERNEL(256) sp4_l1_oracle_finish(
     UNIO_IN(float, observed_mean_abs_g_dqn_trunk),
     UNIO_IN(float, observed_mean_abs_w_dqn_trunk),
-    UNIO_IN(int, rows),
-    UNIO_IN(double, sums),
+    UNIO_IN(int, rows_),
+    UNIO_IN(double, sums_),
     UNIO_INOUT(float, column_norm_0_observed),
     UNIO_INOUT(int, column_norm_0_skipped),
     UNIO_INOUT(float, column_norm_1_observed),
@@ -366,60 +369,60 @@ UNIO_KERNEL(256) sp4_l1_oracle_finish(
     UNIO_SHARED(double, partial, 0);
     int seen = 0;
     for (int part = 0; part < parts; ++part) {
-        const int* const first = rows + size_t(part) * UNIO_ROWS * 4;
+        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 4;
         for (int row = 0; row < first[1]; ++row) {
             seen += first[size_t(row) * 4];
         }
     }
     const int n = seen;
-    const double total_0 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 0, parts), partial);
-    const double total_1 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 1, parts), partial);
-    const double total_2 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 2, parts), partial);
-    const double total_3 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 3, parts), partial);
-    const double total_4 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 4, parts), partial);
-    const double total_5 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 5, parts), partial);
-    const double total_6 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 6, parts), partial);
-    const double total_7 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 7, parts), partial);
-    const double total_8 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 8, parts), partial);
-    const double total_9 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 9, parts), partial);
-    const double total_10 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 10, parts), partial);
-    const double total_11 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 11, parts), partial);
-    const double total_12 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 12, parts), partial);
-    const double total_13 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 13, parts), partial);
-    const double total_14 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 14, parts), partial);
-    const double total_15 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 15, parts), partial);
-    const double total_16 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 16, parts), partial);
-    const double total_17 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 17, parts), partial);
-    const double total_18 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 18, parts), partial);
-    const double total_19 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 19, parts), partial);
-    const double total_20 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 20, parts), partial);
-    const double total_21 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 21, parts), partial);
-    const double total_22 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 22, parts), partial);
-    const double total_23 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 23, parts), partial);
-    const double total_24 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 24, parts), partial);
-    const double total_25 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 25, parts), partial);
-    const double total_26 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 26, parts), partial);
-    const double total_27 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 27, parts), partial);
-    const double total_28 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 28, parts), partial);
-    const double total_29 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 29, parts), partial);
-    const double total_30 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 30, parts), partial);
-    const double total_31 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 31, parts), partial);
-    const double total_32 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 32, parts), partial);
-    const double total_33 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 33, parts), partial);
-    const double total_34 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 34, parts), partial);
-    const double total_35 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 35, parts), partial);
-    const double total_36 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 36, parts), partial);
-    const double total_37 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 37, parts), partial);
-    const double total_38 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 38, parts), partial);
-    const double total_39 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 39, parts), partial);
-    const double total_40 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 40, parts), partial);
-    const double total_41 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 41, parts), partial);
-    const double total_42 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 42, parts), partial);
-    const double total_43 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 43, parts), partial);
-    const double total_44 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 44, parts), partial);
-    const double total_45 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 45, parts), partial);
-    const double total_46 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 46, parts), partial);
-    const double total_47 = unio_block_sum(unio_sum_rows(rows, 4, sums, 48, 47, parts), partial);
+    const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 0, parts), partial);
+    const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 1, parts), partial);
+    const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 2, parts), partial);
+    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 3, parts), partial);
+    const double total_4 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 4, parts), partial);
+    const double total_5 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 5, parts), partial);
+    const double total_6 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 6, parts), partial);
+    const double total_7 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 7, parts), partial);
+    const double total_8 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 8, parts), partial);
+    const double total_9 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 9, parts), partial);
+    const double total_10 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 10, parts), partial);
+    const double total_11 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 11, parts), partial);
+    const double total_12 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 12, parts), partial);
+    const double total_13 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 13, parts), partial);
+    const double total_14 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 14, parts), partial);
+    const double total_15 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 15, parts), partial);
+    const double total_16 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 16, parts), partial);
+    const double total_17 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 17, parts), partial);
+    const double total_18 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 18, parts), partial);
+    const double total_19 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 19, parts), partial);
+    const double total_20 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 20, parts), partial);
+    const double total_21 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 21, parts), partial);
+    const double total_22 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 22, parts), partial);
+    const double total_23 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 23, parts), partial);
+    const double total_24 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 24, parts), partial);
+    const double total_25 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 25, parts), partial);
+    const double total_26 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 26, parts), partial);
+    const double total_27 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 27, parts), partial);
+    const double total_28 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 28, parts), partial);
+    const double total_29 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 29, parts), partial);
+    const double total_30 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 30, parts), partial);
+    const double total_31 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 31, parts), partial);
+    const double total_32 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 32, parts), partial);
+    const double total_33 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 33, parts), partial);
+    const double total_34 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 34, parts), partial);
+    const double total_35 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 35, parts), partial);
+    const double total_36 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 36, parts), partial);
+    const double total_37 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 37, parts), partial);
+    const double total_38 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 38, parts), partial);
+    const double total_39 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 39, parts), partial);
+    const double total_40 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 40, parts), partial);
+    const double total_41 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 41, parts), partial);
+    const double total_42 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 42, parts), partial);
+    const double total_43 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 43, parts), partial);
+    const double total_44 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 44, parts), partial);
+    const double total_45 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 45, parts), partial);
+    const double total_46 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 46, parts), partial);
+    const double total_47 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 47, parts), partial);
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0);

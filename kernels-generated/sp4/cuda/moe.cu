@@ -27,8 +27,8 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 // From `moe` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_moe_count(
     UNIO_IN(real, gate),
-    UNIO_OUT(int, rows),
-    UNIO_OUT(double, sums),
+    UNIO_OUT(int, rows_),
+    UNIO_OUT(double, sums_),
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
@@ -40,18 +40,22 @@ UNIO_KERNEL(256) sp4_moe_count(
     double acc_5 = 0.0;
     double acc_6 = 0.0;
     double acc_7 = 0.0;
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        if (e < n) {
-            acc_0 = acc_0 + double(gate[e * 8 + unio_row(0, 8)]);
-            acc_1 = acc_1 + double(gate[e * 8 + unio_row(1, 8)]);
-            acc_2 = acc_2 + double(gate[e * 8 + unio_row(2, 8)]);
-            acc_3 = acc_3 + double(gate[e * 8 + unio_row(3, 8)]);
-            acc_4 = acc_4 + double(gate[e * 8 + unio_row(4, 8)]);
-            acc_5 = acc_5 + double(gate[e * 8 + unio_row(5, 8)]);
-            acc_6 = acc_6 + double(gate[e * 8 + unio_row(6, 8)]);
-            acc_7 = acc_7 + double(gate[e * 8 + unio_row(7, 8)]);
+    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
+    // count the values near the last answer, and how many lie above.
+    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const long long e = first + k * 256 + threadIdx.x;
+            if (e < n) {
+                acc_0 = acc_0 + double(gate[e * 8 + unio_row(0, 8)]);
+                acc_1 = acc_1 + double(gate[e * 8 + unio_row(1, 8)]);
+                acc_2 = acc_2 + double(gate[e * 8 + unio_row(2, 8)]);
+                acc_3 = acc_3 + double(gate[e * 8 + unio_row(3, 8)]);
+                acc_4 = acc_4 + double(gate[e * 8 + unio_row(4, 8)]);
+                acc_5 = acc_5 + double(gate[e * 8 + unio_row(5, 8)]);
+                acc_6 = acc_6 + double(gate[e * 8 + unio_row(6, 8)]);
+                acc_7 = acc_7 + double(gate[e * 8 + unio_row(7, 8)]);
+            }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);
@@ -63,32 +67,31 @@ UNIO_KERNEL(256) sp4_moe_count(
     const double total_6 = unio_block_sum(acc_6, partial);
     const double total_7 = unio_block_sum(acc_7, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are, its sums, its counts by exponent.
-    int* const row = rows + size_t(blockIdx.x) * 4;
+    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    int* const row = rows_ + size_t(blockIdx.x) * 4;
     if (threadIdx.x == 0) {
-        const int stride = gridDim.x * 256;
         int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 256; first < n; first += stride) {
-            seen += n - first < 256 ? int(n - first) : 256;
+        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+            seen += n - first < 2048 ? int(n - first) : 2048;
         }
         row[0] = seen;
         row[1] = gridDim.x;
-        sums[size_t(blockIdx.x) * 8 + 0] = total_0;
-        sums[size_t(blockIdx.x) * 8 + 1] = total_1;
-        sums[size_t(blockIdx.x) * 8 + 2] = total_2;
-        sums[size_t(blockIdx.x) * 8 + 3] = total_3;
-        sums[size_t(blockIdx.x) * 8 + 4] = total_4;
-        sums[size_t(blockIdx.x) * 8 + 5] = total_5;
-        sums[size_t(blockIdx.x) * 8 + 6] = total_6;
-        sums[size_t(blockIdx.x) * 8 + 7] = total_7;
+        sums_[size_t(blockIdx.x) * 8 + 0] = total_0;
+        sums_[size_t(blockIdx.x) * 8 + 1] = total_1;
+        sums_[size_t(blockIdx.x) * 8 + 2] = total_2;
+        sums_[size_t(blockIdx.x) * 8 + 3] = total_3;
+        sums_[size_t(blockIdx.x) * 8 + 4] = total_4;
+        sums_[size_t(blockIdx.x) * 8 + 5] = total_5;
+        sums_[size_t(blockIdx.x) * 8 + 6] = total_6;
+        sums_[size_t(blockIdx.x) * 8 + 7] = total_7;
     }
 }
 
 // Use of the experts.
 // From `moe` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_moe_finish(
-    UNIO_IN(int, rows),
-    UNIO_IN(double, sums),
+    UNIO_IN(int, rows_),
+    UNIO_IN(double, sums_),
     UNIO_INOUT(float, moe_expert_util_0_slot),
     UNIO_INOUT(float, moe_expert_util_0_observed),
     UNIO_INOUT(float, moe_expert_util_0_smoothing),
@@ -130,20 +133,20 @@ UNIO_KERNEL(256) sp4_moe_finish(
     UNIO_SHARED(double, partial, 0);
     int seen = 0;
     for (int part = 0; part < parts; ++part) {
-        const int* const first = rows + size_t(part) * UNIO_ROWS * 4;
+        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 4;
         for (int row = 0; row < first[1]; ++row) {
             seen += first[size_t(row) * 4];
         }
     }
     const int n = seen;
-    const double total_0 = unio_block_sum(unio_sum_rows(rows, 4, sums, 8, 0, parts), partial);
-    const double total_1 = unio_block_sum(unio_sum_rows(rows, 4, sums, 8, 1, parts), partial);
-    const double total_2 = unio_block_sum(unio_sum_rows(rows, 4, sums, 8, 2, parts), partial);
-    const double total_3 = unio_block_sum(unio_sum_rows(rows, 4, sums, 8, 3, parts), partial);
-    const double total_4 = unio_block_sum(unio_sum_rows(rows, 4, sums, 8, 4, parts), partial);
-    const double total_5 = unio_block_sum(unio_sum_rows(rows, 4, sums, 8, 5, parts), partial);
-    const double total_6 = unio_block_sum(unio_sum_rows(rows, 4, sums, 8, 6, parts), partial);
-    const double total_7 = unio_block_sum(unio_sum_rows(rows, 4, sums, 8, 7, parts), partial);
+    const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 0, parts), partial);
+    const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 1, parts), partial);
+    const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 2, parts), partial);
+    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 3, parts), partial);
+    const double total_4 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 4, parts), partial);
+    const double total_5 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 5, parts), partial);
+    const double total_6 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 6, parts), partial);
+    const double total_7 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 7, parts), partial);
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

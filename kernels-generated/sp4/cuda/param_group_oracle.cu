@@ -30,8 +30,9 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
     UNIO_IN(real, m),
     UNIO_IN(real, v),
     UNIO_IN(real, w),
-    UNIO_OUT(int, rows),
-    UNIO_OUT(double, sums),
+    UNIO_OUT(int, rows_),
+    UNIO_OUT(double, sums_),
+    UNIO_IN(int, brackets_),
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
@@ -46,35 +47,78 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
         counts_2[bin] = 0;
     }
     __syncthreads();
+    const int counts_0_window = brackets_[0];
+    int counts_0_finite = 0;
+    int counts_0_above = 0;
+    const int counts_1_window = brackets_[8];
+    int counts_1_finite = 0;
+    int counts_1_above = 0;
+    const int counts_2_window = brackets_[16];
+    int counts_2_finite = 0;
+    int counts_2_above = 0;
     double acc_3 = 0.0;
     double acc_4 = 0.0;
     double acc_5 = 0.0;
     double acc_6 = 0.0;
     double acc_8 = 0.0;
     float acc_7 = -unio_inf();
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        int counts_0_bin = UNIO_BINS;
-        int counts_1_bin = UNIO_BINS;
-        int counts_2_bin = UNIO_BINS;
-        if (e < n) {
-            acc_3 = acc_3 + (double(w[e]) * double(g[e]));
-            acc_4 = acc_4 + (double(w[e]) * double(w[e]));
-            acc_5 = acc_5 + double(unio_abs(g[e]));
-            acc_6 = acc_6 + double(unio_abs(w[e]));
-            acc_8 = acc_8 + double(real(unio_isfinite(w[e]) ? 1 : 1));
-            acc_7 = unio_max(acc_7, float(unio_abs(w[e])));
-            const float counts_0_value = unio_abs(w[e]);
-            counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
-            const float counts_1_value = unio_abs(m[e]);
-            counts_1_bin = unio_isfinite(counts_1_value) ? int(__float_as_uint(counts_1_value) >> 23) : UNIO_BINS;
-            const float counts_2_value = unio_abs(v[e]);
-            counts_2_bin = unio_isfinite(counts_2_value) ? int(__float_as_uint(counts_2_value) >> 23) : UNIO_BINS;
+    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
+    // count the values near the last answer, and how many lie above.
+    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+        float counts_0_value[8];
+        float counts_1_value[8];
+        float counts_2_value[8];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const long long e = first + k * 256 + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            counts_1_value[k] = unio_nan();
+            counts_2_value[k] = unio_nan();
+            if (e < n) {
+                acc_3 = acc_3 + (double(w[e]) * double(g[e]));
+                acc_4 = acc_4 + (double(w[e]) * double(w[e]));
+                acc_5 = acc_5 + double(unio_abs(g[e]));
+                acc_6 = acc_6 + double(unio_abs(w[e]));
+                acc_8 = acc_8 + double(real(unio_isfinite(w[e]) ? 1 : 1));
+                acc_7 = unio_max(acc_7, float(unio_abs(w[e])));
+                counts_0_value[k] = unio_abs(w[e]);
+                counts_1_value[k] = unio_abs(m[e]);
+                counts_2_value[k] = unio_abs(v[e]);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
-        unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
-        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            int counts_0_bin = UNIO_BINS;
+            if (unio_isfinite(counts_0_value[k])) {
+                const int place = int(__float_as_uint(counts_0_value[k]) >> 15) - counts_0_window;
+                counts_0_finite += 1;
+                counts_0_above += place >= UNIO_BINS ? 1 : 0;
+                counts_0_bin = place < 0 ? UNIO_BINS : place;
+            }
+            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
+                unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+            }
+            int counts_1_bin = UNIO_BINS;
+            if (unio_isfinite(counts_1_value[k])) {
+                const int place = int(__float_as_uint(counts_1_value[k]) >> 15) - counts_1_window;
+                counts_1_finite += 1;
+                counts_1_above += place >= UNIO_BINS ? 1 : 0;
+                counts_1_bin = place < 0 ? UNIO_BINS : place;
+            }
+            if (__any_sync(0xffffffffu, counts_1_bin < UNIO_BINS)) {
+                unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
+            }
+            int counts_2_bin = UNIO_BINS;
+            if (unio_isfinite(counts_2_value[k])) {
+                const int place = int(__float_as_uint(counts_2_value[k]) >> 15) - counts_2_window;
+                counts_2_finite += 1;
+                counts_2_above += place >= UNIO_BINS ? 1 : 0;
+                counts_2_bin = place < 0 ? UNIO_BINS : place;
+            }
+            if (__any_sync(0xffffffffu, counts_2_bin < UNIO_BINS)) {
+                unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+            }
+        }
     }
     const double total_3 = unio_block_sum(acc_3, partial);
     const double total_4 = unio_block_sum(acc_4, partial);
@@ -83,27 +127,160 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
     const double total_8 = unio_block_sum(acc_8, partial);
     const double total_7 = unio_block_max(acc_7, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are, its sums, its counts by exponent.
-    int* const row = rows + size_t(blockIdx.x) * 772;
+    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    int* const row = rows_ + size_t(blockIdx.x) * 778;
+    const int counts_0_finite_total = int(unio_block_sum(double(counts_0_finite), partial));
+    const int counts_0_above_total = int(unio_block_sum(double(counts_0_above), partial));
+    const int counts_1_finite_total = int(unio_block_sum(double(counts_1_finite), partial));
+    const int counts_1_above_total = int(unio_block_sum(double(counts_1_above), partial));
+    const int counts_2_finite_total = int(unio_block_sum(double(counts_2_finite), partial));
+    const int counts_2_above_total = int(unio_block_sum(double(counts_2_above), partial));
     if (threadIdx.x == 0) {
-        const int stride = gridDim.x * 256;
         int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 256; first < n; first += stride) {
-            seen += n - first < 256 ? int(n - first) : 256;
+        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+            seen += n - first < 2048 ? int(n - first) : 2048;
         }
         row[0] = seen;
         row[1] = gridDim.x;
-        sums[size_t(blockIdx.x) * 6 + 0] = total_3;
-        sums[size_t(blockIdx.x) * 6 + 1] = total_4;
-        sums[size_t(blockIdx.x) * 6 + 2] = total_5;
-        sums[size_t(blockIdx.x) * 6 + 3] = total_6;
-        sums[size_t(blockIdx.x) * 6 + 5] = total_8;
-        sums[size_t(blockIdx.x) * 6 + 4] = seen > 0 ? total_7 : 0.0;
+        sums_[size_t(blockIdx.x) * 6 + 0] = total_3;
+        sums_[size_t(blockIdx.x) * 6 + 1] = total_4;
+        sums_[size_t(blockIdx.x) * 6 + 2] = total_5;
+        sums_[size_t(blockIdx.x) * 6 + 3] = total_6;
+        sums_[size_t(blockIdx.x) * 6 + 5] = total_8;
+        sums_[size_t(blockIdx.x) * 6 + 4] = seen > 0 ? total_7 : 0.0;
+        row[4] = counts_0_finite_total;
+        row[5] = counts_0_above_total;
+        row[6] = counts_1_finite_total;
+        row[7] = counts_1_above_total;
+        row[8] = counts_2_finite_total;
+        row[9] = counts_2_above_total;
+    }
+    row[10 + threadIdx.x] = unio_total(counts_0);
+    row[266 + threadIdx.x] = unio_total(counts_1);
+    row[522 + threadIdx.x] = unio_total(counts_2);
+}
+
+// Pearl B: one read of a group's four buffers for all its signals.
+// From `param_group_oracle` in specs/sp4/producers.toml.
+UNIO_KERNEL(256) sp4_param_group_oracle_settle(
+    UNIO_IN(int, rows_),
+    UNIO_INOUT(int, brackets_),
+    int parts
+) {
+    UNIO_SHARED(double, partial, 0);
+    UNIO_SHARED(int, counted, 2048);
+    UNIO_SHARED(int, found, 3072);
+    // stat_0: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    {
+        const int finite = int(unio_block_sum(unio_count_rows(rows_, 778, 4, parts), partial));
+        const int above = int(unio_block_sum(unio_count_rows(rows_, 778, 5, parts), partial));
+        unio_prefix(unio_column(rows_, 778, 10, parts), counted);
+        const int inside = counted[UNIO_BINS - 1];
+        const int below = finite - above - inside;
+        const int rank = unio_rank(0.99, finite);
+        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
+        unio_find(counted, rank - below, found);
+        if (threadIdx.x == 0) {
+            brackets_[1] = settled ? 1 : 0;
+            brackets_[2] = brackets_[0] + found[0];
+            brackets_[3] = below + found[1];
+            brackets_[4] = found[2];
+            brackets_[5] = finite;
+        }
+        __syncthreads();
+    }
+    // stat_1: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    {
+        const int finite = int(unio_block_sum(unio_count_rows(rows_, 778, 6, parts), partial));
+        const int above = int(unio_block_sum(unio_count_rows(rows_, 778, 7, parts), partial));
+        unio_prefix(unio_column(rows_, 778, 266, parts), counted);
+        const int inside = counted[UNIO_BINS - 1];
+        const int below = finite - above - inside;
+        const int rank = unio_rank(0.99, finite);
+        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
+        unio_find(counted, rank - below, found);
+        if (threadIdx.x == 0) {
+            brackets_[9] = settled ? 1 : 0;
+            brackets_[10] = brackets_[8] + found[0];
+            brackets_[11] = below + found[1];
+            brackets_[12] = found[2];
+            brackets_[13] = finite;
+        }
+        __syncthreads();
+    }
+    // stat_2: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    {
+        const int finite = int(unio_block_sum(unio_count_rows(rows_, 778, 8, parts), partial));
+        const int above = int(unio_block_sum(unio_count_rows(rows_, 778, 9, parts), partial));
+        unio_prefix(unio_column(rows_, 778, 522, parts), counted);
+        const int inside = counted[UNIO_BINS - 1];
+        const int below = finite - above - inside;
+        const int rank = unio_rank(0.99, finite);
+        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
+        unio_find(counted, rank - below, found);
+        if (threadIdx.x == 0) {
+            brackets_[17] = settled ? 1 : 0;
+            brackets_[18] = brackets_[16] + found[0];
+            brackets_[19] = below + found[1];
+            brackets_[20] = found[2];
+            brackets_[21] = finite;
+        }
+        __syncthreads();
+    }
+}
+
+// Pearl B: one read of a group's four buffers for all its signals.
+// From `param_group_oracle` in specs/sp4/producers.toml.
+UNIO_KERNEL(256) sp4_param_group_oracle_exponents(
+    UNIO_IN(real, g),
+    UNIO_IN(real, m),
+    UNIO_IN(real, v),
+    UNIO_IN(real, w),
+    UNIO_IN(int, brackets_),
+    UNIO_OUT(int, exponents_),
+    int n
+) {
+    UNIO_SHARED(int, counts_0, 0);
+    UNIO_SHARED(int, counts_1, 8192);
+    UNIO_SHARED(int, counts_2, 16384);
+    // Only where a rank was not in its window: counts by exponent.
+    const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0;
+    if (settled) {
+        return;
+    }
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_0[bin] = 0;
+        counts_1[bin] = 0;
+        counts_2[bin] = 0;
     }
     __syncthreads();
-    row[4 + threadIdx.x] = unio_total(counts_0);
-    row[260 + threadIdx.x] = unio_total(counts_1);
-    row[516 + threadIdx.x] = unio_total(counts_2);
+    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
+        const int e = int(first) + threadIdx.x;
+        int counts_0_bin = UNIO_BINS;
+        if (e < n) {
+            const float counts_0_value = unio_abs(w[e]);
+            counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
+        }
+        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+        int counts_1_bin = UNIO_BINS;
+        if (e < n) {
+            const float counts_1_value = unio_abs(m[e]);
+            counts_1_bin = unio_isfinite(counts_1_value) ? int(__float_as_uint(counts_1_value) >> 23) : UNIO_BINS;
+        }
+        unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
+        int counts_2_bin = UNIO_BINS;
+        if (e < n) {
+            const float counts_2_value = unio_abs(v[e]);
+            counts_2_bin = unio_isfinite(counts_2_value) ? int(__float_as_uint(counts_2_value) >> 23) : UNIO_BINS;
+        }
+        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+    }
+    __syncthreads();
+    exponents_[size_t(blockIdx.x) * 768 + 0 + threadIdx.x] = unio_total(counts_0);
+    exponents_[size_t(blockIdx.x) * 768 + 256 + threadIdx.x] = unio_total(counts_1);
+    exponents_[size_t(blockIdx.x) * 768 + 512 + threadIdx.x] = unio_total(counts_2);
 }
 
 // Pearl B: one read of a group's four buffers for all its signals.
@@ -113,8 +290,10 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
     UNIO_IN(real, m),
     UNIO_IN(real, v),
     UNIO_IN(real, w),
-    UNIO_IN(int, rows),
-    UNIO_OUT(int, refined),
+    UNIO_IN(int, rows_),
+    UNIO_IN(int, brackets_),
+    UNIO_IN(int, exponents_),
+    UNIO_OUT(int, refined_),
     int parts,
     int n
 ) {
@@ -123,29 +302,28 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
     UNIO_SHARED(int, counts_0, 1040);
     UNIO_SHARED(int, counts_1, 9232);
     UNIO_SHARED(int, counts_2, 17424);
+    // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
+    const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0;
+    if (settled) {
+        return;
+    }
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-
-    // stat_0: every block finds the exponent that holds the rank, and counts the top mantissa bits under it.
-    unio_prefix(unio_column(rows, 772, 4, parts), counted);
+    unio_prefix(unio_refined(rows_, 778, exponents_, 768, 0, parts), counted);
     unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
     const int stat_0_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
     }
     __syncthreads();
-
-    // stat_1: every block finds the exponent that holds the rank, and counts the top mantissa bits under it.
-    unio_prefix(unio_column(rows, 772, 260, parts), counted);
+    unio_prefix(unio_refined(rows_, 778, exponents_, 768, 256, parts), counted);
     unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
     const int stat_1_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_1[bin] = 0;
     }
     __syncthreads();
-
-    // stat_2: every block finds the exponent that holds the rank, and counts the top mantissa bits under it.
-    unio_prefix(unio_column(rows, 772, 516, parts), counted);
+    unio_prefix(unio_refined(rows_, 778, exponents_, 768, 512, parts), counted);
     unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
     const int stat_2_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
@@ -180,17 +358,19 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
         unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
     }
     __syncthreads();
-    refined[size_t(blockIdx.x) * 768 + 0 + threadIdx.x] = unio_total(counts_0);
-    refined[size_t(blockIdx.x) * 768 + 256 + threadIdx.x] = unio_total(counts_1);
-    refined[size_t(blockIdx.x) * 768 + 512 + threadIdx.x] = unio_total(counts_2);
+    refined_[size_t(blockIdx.x) * 768 + 0 + threadIdx.x] = unio_total(counts_0);
+    refined_[size_t(blockIdx.x) * 768 + 256 + threadIdx.x] = unio_total(counts_1);
+    refined_[size_t(blockIdx.x) * 768 + 512 + threadIdx.x] = unio_total(counts_2);
 }
 
 // Pearl B: one read of a group's four buffers for all its signals.
 // From `param_group_oracle` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_param_group_oracle_finish(
-    UNIO_IN(int, rows),
-    UNIO_IN(double, sums),
-    UNIO_IN(int, refined),
+    UNIO_IN(int, rows_),
+    UNIO_IN(double, sums_),
+    UNIO_INOUT(int, brackets_),
+    UNIO_IN(int, exponents_),
+    UNIO_IN(int, refined_),
     UNIO_INOUT(float, weight_bound_slot),
     UNIO_INOUT(float, weight_bound_observed),
     UNIO_INOUT(float, weight_bound_smoothing),
@@ -222,54 +402,90 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     UNIO_SHARED(int, found, 3072);
     int seen = 0;
     for (int part = 0; part < parts; ++part) {
-        const int* const first = rows + size_t(part) * UNIO_ROWS * 772;
+        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 778;
         for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 772];
+            seen += first[size_t(row) * 778];
         }
     }
     const int n = seen;
-    const double total_3 = unio_block_sum(unio_sum_rows(rows, 772, sums, 6, 0, parts), partial);
-    const double total_4 = unio_block_sum(unio_sum_rows(rows, 772, sums, 6, 1, parts), partial);
-    const double total_5 = unio_block_sum(unio_sum_rows(rows, 772, sums, 6, 2, parts), partial);
-    const double total_6 = unio_block_sum(unio_sum_rows(rows, 772, sums, 6, 3, parts), partial);
-    const double total_8 = unio_block_sum(unio_sum_rows(rows, 772, sums, 6, 5, parts), partial);
-    const double total_7 = unio_block_max(unio_max_rows(rows, 772, sums, 6, 4, parts), partial);
+    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 778, sums_, 6, 0, parts), partial);
+    const double total_4 = unio_block_sum(unio_sum_rows(rows_, 778, sums_, 6, 1, parts), partial);
+    const double total_5 = unio_block_sum(unio_sum_rows(rows_, 778, sums_, 6, 2, parts), partial);
+    const double total_6 = unio_block_sum(unio_sum_rows(rows_, 778, sums_, 6, 3, parts), partial);
+    const double total_8 = unio_block_sum(unio_sum_rows(rows_, 778, sums_, 6, 5, parts), partial);
+    const double total_7 = unio_block_max(unio_max_rows(rows_, 778, sums_, 6, 4, parts), partial);
 
-    unio_prefix(unio_column(rows, 772, 4, parts), counted);
-    const int stat_0_finite = counted[UNIO_BINS - 1];
+    int stat_0_key = brackets_[2];
+    int stat_0_below = brackets_[3];
+    int stat_0_count = brackets_[4];
+    const int stat_0_finite = brackets_[5];
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    unio_find(counted, stat_0_rank, found);
-    const int stat_0_exponent = found[0];
-    const int stat_0_below = found[1];
-    __syncthreads();
-    unio_prefix(unio_refined(rows, 772, refined, 768, 0, parts), counted);
-    unio_find(counted, stat_0_rank - stat_0_below, found);
-    const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
-    __syncthreads();
+    if (brackets_[1] == 0) {
+        unio_prefix(unio_refined(rows_, 778, exponents_, 768, 0, parts), counted);
+        unio_find(counted, stat_0_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix(unio_refined(rows_, 778, refined_, 768, 0, parts), counted);
+        unio_find(counted, stat_0_rank - lower, found);
+        stat_0_key = exponent << 8 | found[0];
+        stat_0_below = lower + found[1];
+        stat_0_count = found[2];
+        __syncthreads();
+    }
+    const float stat_0_value =
+        unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
+    if (threadIdx.x == 0 && stat_0_finite > 0) {
+        brackets_[0] = max(0, stat_0_key - UNIO_BINS / 2);
+    }
 
-    unio_prefix(unio_column(rows, 772, 260, parts), counted);
-    const int stat_1_finite = counted[UNIO_BINS - 1];
+    int stat_1_key = brackets_[10];
+    int stat_1_below = brackets_[11];
+    int stat_1_count = brackets_[12];
+    const int stat_1_finite = brackets_[13];
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
-    unio_find(counted, stat_1_rank, found);
-    const int stat_1_exponent = found[0];
-    const int stat_1_below = found[1];
-    __syncthreads();
-    unio_prefix(unio_refined(rows, 772, refined, 768, 256, parts), counted);
-    unio_find(counted, stat_1_rank - stat_1_below, found);
-    const float stat_1_value = unio_bin_value(stat_1_exponent, found[0], stat_1_rank - stat_1_below - found[1], found[2]);
-    __syncthreads();
+    if (brackets_[9] == 0) {
+        unio_prefix(unio_refined(rows_, 778, exponents_, 768, 256, parts), counted);
+        unio_find(counted, stat_1_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix(unio_refined(rows_, 778, refined_, 768, 256, parts), counted);
+        unio_find(counted, stat_1_rank - lower, found);
+        stat_1_key = exponent << 8 | found[0];
+        stat_1_below = lower + found[1];
+        stat_1_count = found[2];
+        __syncthreads();
+    }
+    const float stat_1_value =
+        unio_bin_value(stat_1_key >> 8, stat_1_key & 255, stat_1_rank - stat_1_below, stat_1_count);
+    if (threadIdx.x == 0 && stat_1_finite > 0) {
+        brackets_[8] = max(0, stat_1_key - UNIO_BINS / 2);
+    }
 
-    unio_prefix(unio_column(rows, 772, 516, parts), counted);
-    const int stat_2_finite = counted[UNIO_BINS - 1];
+    int stat_2_key = brackets_[18];
+    int stat_2_below = brackets_[19];
+    int stat_2_count = brackets_[20];
+    const int stat_2_finite = brackets_[21];
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
-    unio_find(counted, stat_2_rank, found);
-    const int stat_2_exponent = found[0];
-    const int stat_2_below = found[1];
-    __syncthreads();
-    unio_prefix(unio_refined(rows, 772, refined, 768, 512, parts), counted);
-    unio_find(counted, stat_2_rank - stat_2_below, found);
-    const float stat_2_value = unio_bin_value(stat_2_exponent, found[0], stat_2_rank - stat_2_below - found[1], found[2]);
-    __syncthreads();
+    if (brackets_[17] == 0) {
+        unio_prefix(unio_refined(rows_, 778, exponents_, 768, 512, parts), counted);
+        unio_find(counted, stat_2_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix(unio_refined(rows_, 778, refined_, 768, 512, parts), counted);
+        unio_find(counted, stat_2_rank - lower, found);
+        stat_2_key = exponent << 8 | found[0];
+        stat_2_below = lower + found[1];
+        stat_2_count = found[2];
+        __syncthreads();
+    }
+    const float stat_2_value =
+        unio_bin_value(stat_2_key >> 8, stat_2_key & 255, stat_2_rank - stat_2_below, stat_2_count);
+    if (threadIdx.x == 0 && stat_2_finite > 0) {
+        brackets_[16] = max(0, stat_2_key - UNIO_BINS / 2);
+    }
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_3 = real(total_3);

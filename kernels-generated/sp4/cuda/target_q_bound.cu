@@ -27,17 +27,116 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 // From `target_q_bound` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_target_q_bound_count(
     UNIO_IN(real, q),
-    UNIO_OUT(int, rows),
+    UNIO_OUT(int, rows_),
+    UNIO_IN(int, brackets_),
     int n
 ) {
-    UNIO_SHARED(int, counts_0, 0);
+    UNIO_SHARED(double, partial, 0);
+    UNIO_SHARED(int, counts_0, 2048);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
     }
     __syncthreads();
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
+    const int counts_0_window = brackets_[0];
+    int counts_0_finite = 0;
+    int counts_0_above = 0;
+    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
+    // count the values near the last answer, and how many lie above.
+    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+        float counts_0_value[8];
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            const long long e = first + k * 256 + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            if (e < n) {
+                counts_0_value[k] = unio_abs(q[e]);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            int counts_0_bin = UNIO_BINS;
+            if (unio_isfinite(counts_0_value[k])) {
+                const int place = int(__float_as_uint(counts_0_value[k]) >> 15) - counts_0_window;
+                counts_0_finite += 1;
+                counts_0_above += place >= UNIO_BINS ? 1 : 0;
+                counts_0_bin = place < 0 ? UNIO_BINS : place;
+            }
+            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
+                unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+            }
+        }
+    }
+
+    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    int* const row = rows_ + size_t(blockIdx.x) * 262;
+    const int counts_0_finite_total = int(unio_block_sum(double(counts_0_finite), partial));
+    const int counts_0_above_total = int(unio_block_sum(double(counts_0_above), partial));
+    if (threadIdx.x == 0) {
+        int seen = 0;
+        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+            seen += n - first < 2048 ? int(n - first) : 2048;
+        }
+        row[0] = seen;
+        row[1] = gridDim.x;
+        row[4] = counts_0_finite_total;
+        row[5] = counts_0_above_total;
+    }
+    row[6 + threadIdx.x] = unio_total(counts_0);
+}
+
+// Bound of Mech 1: p99 of the magnitude of the target Q.
+// From `target_q_bound` in specs/sp4/producers.toml.
+UNIO_KERNEL(256) sp4_target_q_bound_settle(
+    UNIO_IN(int, rows_),
+    UNIO_INOUT(int, brackets_),
+    int parts
+) {
+    UNIO_SHARED(double, partial, 0);
+    UNIO_SHARED(int, counted, 2048);
+    UNIO_SHARED(int, found, 3072);
+    // stat_0: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    {
+        const int finite = int(unio_block_sum(unio_count_rows(rows_, 262, 4, parts), partial));
+        const int above = int(unio_block_sum(unio_count_rows(rows_, 262, 5, parts), partial));
+        unio_prefix(unio_column(rows_, 262, 6, parts), counted);
+        const int inside = counted[UNIO_BINS - 1];
+        const int below = finite - above - inside;
+        const int rank = unio_rank(0.99, finite);
+        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
+        unio_find(counted, rank - below, found);
+        if (threadIdx.x == 0) {
+            brackets_[1] = settled ? 1 : 0;
+            brackets_[2] = brackets_[0] + found[0];
+            brackets_[3] = below + found[1];
+            brackets_[4] = found[2];
+            brackets_[5] = finite;
+        }
+        __syncthreads();
+    }
+}
+
+// Bound of Mech 1: p99 of the magnitude of the target Q.
+// From `target_q_bound` in specs/sp4/producers.toml.
+UNIO_KERNEL(256) sp4_target_q_bound_exponents(
+    UNIO_IN(real, q),
+    UNIO_IN(int, brackets_),
+    UNIO_OUT(int, exponents_),
+    int n
+) {
+    UNIO_SHARED(int, counts_0, 0);
+    // Only where a rank was not in its window: counts by exponent.
+    const bool settled = brackets_[1] != 0;
+    if (settled) {
+        return;
+    }
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_0[bin] = 0;
+    }
+    __syncthreads();
     for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
         const int e = int(first) + threadIdx.x;
         int counts_0_bin = UNIO_BINS;
@@ -47,39 +146,32 @@ UNIO_KERNEL(256) sp4_target_q_bound_count(
         }
         unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
     }
-
-    // A row a block: how many elements it saw, how many blocks there are, its sums, its counts by exponent.
-    int* const row = rows + size_t(blockIdx.x) * 260;
-    if (threadIdx.x == 0) {
-        const int stride = gridDim.x * 256;
-        int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 256; first < n; first += stride) {
-            seen += n - first < 256 ? int(n - first) : 256;
-        }
-        row[0] = seen;
-        row[1] = gridDim.x;
-    }
     __syncthreads();
-    row[4 + threadIdx.x] = unio_total(counts_0);
+    exponents_[size_t(blockIdx.x) * 256 + 0 + threadIdx.x] = unio_total(counts_0);
 }
 
 // Bound of Mech 1: p99 of the magnitude of the target Q.
 // From `target_q_bound` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_target_q_bound_refine(
     UNIO_IN(real, q),
-    UNIO_IN(int, rows),
-    UNIO_OUT(int, refined),
+    UNIO_IN(int, rows_),
+    UNIO_IN(int, brackets_),
+    UNIO_IN(int, exponents_),
+    UNIO_OUT(int, refined_),
     int parts,
     int n
 ) {
     UNIO_SHARED(int, counted, 0);
     UNIO_SHARED(int, found, 1024);
     UNIO_SHARED(int, counts_0, 1040);
+    // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
+    const bool settled = brackets_[1] != 0;
+    if (settled) {
+        return;
+    }
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-
-    // stat_0: every block finds the exponent that holds the rank, and counts the top mantissa bits under it.
-    unio_prefix(unio_column(rows, 260, 4, parts), counted);
+    unio_prefix(unio_refined(rows_, 262, exponents_, 256, 0, parts), counted);
     unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
     const int stat_0_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
@@ -98,14 +190,16 @@ UNIO_KERNEL(256) sp4_target_q_bound_refine(
         unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
     }
     __syncthreads();
-    refined[size_t(blockIdx.x) * 256 + 0 + threadIdx.x] = unio_total(counts_0);
+    refined_[size_t(blockIdx.x) * 256 + 0 + threadIdx.x] = unio_total(counts_0);
 }
 
 // Bound of Mech 1: p99 of the magnitude of the target Q.
 // From `target_q_bound` in specs/sp4/producers.toml.
 UNIO_KERNEL(256) sp4_target_q_bound_finish(
-    UNIO_IN(int, rows),
-    UNIO_IN(int, refined),
+    UNIO_IN(int, rows_),
+    UNIO_INOUT(int, brackets_),
+    UNIO_IN(int, exponents_),
+    UNIO_IN(int, refined_),
     UNIO_INOUT(float, target_q_bound_slot),
     UNIO_INOUT(float, target_q_bound_observed),
     UNIO_INOUT(float, target_q_bound_smoothing),
@@ -116,24 +210,36 @@ UNIO_KERNEL(256) sp4_target_q_bound_finish(
     UNIO_SHARED(int, found, 1024);
     int seen = 0;
     for (int part = 0; part < parts; ++part) {
-        const int* const first = rows + size_t(part) * UNIO_ROWS * 260;
+        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 262;
         for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 260];
+            seen += first[size_t(row) * 262];
         }
     }
     const int n = seen;
 
-    unio_prefix(unio_column(rows, 260, 4, parts), counted);
-    const int stat_0_finite = counted[UNIO_BINS - 1];
+    int stat_0_key = brackets_[2];
+    int stat_0_below = brackets_[3];
+    int stat_0_count = brackets_[4];
+    const int stat_0_finite = brackets_[5];
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    unio_find(counted, stat_0_rank, found);
-    const int stat_0_exponent = found[0];
-    const int stat_0_below = found[1];
-    __syncthreads();
-    unio_prefix(unio_refined(rows, 260, refined, 256, 0, parts), counted);
-    unio_find(counted, stat_0_rank - stat_0_below, found);
-    const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
-    __syncthreads();
+    if (brackets_[1] == 0) {
+        unio_prefix(unio_refined(rows_, 262, exponents_, 256, 0, parts), counted);
+        unio_find(counted, stat_0_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix(unio_refined(rows_, 262, refined_, 256, 0, parts), counted);
+        unio_find(counted, stat_0_rank - lower, found);
+        stat_0_key = exponent << 8 | found[0];
+        stat_0_below = lower + found[1];
+        stat_0_count = found[2];
+        __syncthreads();
+    }
+    const float stat_0_value =
+        unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
+    if (threadIdx.x == 0 && stat_0_finite > 0) {
+        brackets_[0] = max(0, stat_0_key - UNIO_BINS / 2);
+    }
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();

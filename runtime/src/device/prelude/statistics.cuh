@@ -108,6 +108,18 @@ UNIO_DEVICE double unio_sum_rows(const int* rows, int width, const double* sums,
     return total;
 }
 
+// The thread's share of one count of all rows.
+UNIO_DEVICE double unio_count_rows(const int* rows, int width, int place, int parts) {
+    double total = 0.0;
+    for (int part = 0; part < parts; ++part) {
+        const int* first = rows + size_t(part) * UNIO_ROWS * width;
+        for (int row = threadIdx.x; row < first[1]; row += UNIO_BINS) {
+            total += double(first[size_t(row) * width + place]);
+        }
+    }
+    return total;
+}
+
 // The same for a maximum.
 UNIO_DEVICE double unio_max_rows(const int* rows, int width, const double* sums, int sum_width, int place, int parts) {
     double top = -double(unio_inf());
