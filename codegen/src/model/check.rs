@@ -10,7 +10,6 @@ use crate::spec::equation::{Expr, ExprKind, Statement, When};
 /// Runs every check.
 pub fn check(model: &Model, report: &mut Report) {
     every_slot_and_state_is_read(model, report);
-    no_buffer_has_two_writers(model, report);
     symbols_stay_distinct(model, report);
     kernels_stay_distinct(model, report);
 }
@@ -86,18 +85,6 @@ fn expr_reads(expr: &Expr, read: &mut BTreeSet<String>) {
             read.insert(name.text.clone());
         }
     });
-}
-
-/// Two updates in place of one buffer would depend on who comes first.
-fn no_buffer_has_two_writers(model: &Model, report: &mut Report) {
-    let mut writers: BTreeMap<&str, &str> = BTreeMap::new();
-    for update in &model.updates {
-        if let Over::Buffer { buffer, .. } = &update.over
-            && let Some(other) = writers.insert(buffer, &update.name)
-        {
-            report.push(Code::TwoWriters, &update.loc, format!("`{buffer}` is changed in place by `{other}` too"));
-        }
-    }
 }
 
 /// A signal may read those above it in its producer by name.

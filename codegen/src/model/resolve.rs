@@ -500,11 +500,12 @@ impl Resolver<'_> {
     fn check_one_writer(&mut self, updates: &[Update]) {
         let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
         for update in updates {
-            if let Over::Buffer { buffer, .. } = &update.over
-                && let Some(other) = seen.insert(buffer, &update.name)
-            {
-                let label = format!("`{buffer}` is changed by `{other}` too");
-                self.report.push_note(Code::TwoWriters, &update.loc, label, "write both laws in one entry");
+            let Over::Buffer { buffers, .. } = &update.over else { continue };
+            for buffer in buffers {
+                if let Some(other) = seen.insert(buffer, &update.name) {
+                    let label = format!("`{buffer}` is changed by `{other}` too");
+                    self.report.push_note(Code::TwoWriters, &update.loc, label, "write both laws in one entry");
+                }
             }
         }
     }
@@ -619,13 +620,26 @@ impl Resolver<'_> {
 
     /// Threads change the elements of the buffer as others would read them.
     fn check_in_place(&mut self, entry: &Entry<entries::Update>, over: &Over) {
-        let Over::Buffer { element, buffer } = over else { return };
+        let Over::Buffer { element, buffers } = over else { return };
         let file = entry.loc.file;
-        for value in entry.keys.read.values().filter(|v| v.get_ref() == buffer) {
-            let label = format!("the update changes `{buffer}` at the same time");
+        for value in entry.keys.read.values().filter(|v| buffers.contains(v.get_ref())) {
+            let label = format!("the update changes `{}` at the same time", value.get_ref());
             let note = format!("`{element}` is the element that it is at; measure others in a producer");
             self.report.push_note(Code::WriteForbidden, &loc_of(file, value), label, note);
         }
+    }
+
+    /// External buffers by name, separated by commas; nothing where one of them is none.
+    fn in_place(&mut self, names: &str, loc: &Loc) -> Option<Vec<String>> {
+        let names: Vec<&str> = names.split(',').map(str::trim).collect();
+        for name in &names {
+            let (_, _, elem) = self.external(name)?;
+            if elem != Elem::Real {
+                let note = "an update changes real numbers in place";
+                self.report.push_note(Code::TypeMismatch, loc, format!("`{name}` holds integers"), note);
+            }
+        }
+        Some(names.into_iter().map(str::to_owned).collect())
     }
 
     fn over(&mut self, entry: &Entry<entries::Update>, network: Option<&Network>) -> Option<Over> {
@@ -637,14 +651,10 @@ impl Resolver<'_> {
             _ => {}
         }
         let parts = text.split_once(':').map(|(index, size)| (index.trim(), size.trim()));
-        if let Some((element, buffer)) = parts
-            && let Some((_, _, elem)) = self.external(buffer)
+        if let Some((element, names)) = parts
+            && let Some(buffers) = self.in_place(names, &loc)
         {
-            if elem != Elem::Real {
-                let note = "an update changes real numbers in place";
-                self.report.push_note(Code::TypeMismatch, &loc, format!("`{buffer}` holds integers"), note);
-            }
-            return Some(Over::Buffer { element: element.to_owned(), buffer: buffer.to_owned() });
+            return Some(Over::Buffer { element: element.to_owned(), buffers });
         }
         let extent = parts.and_then(|(_, size)| network?.sizes.get(size).copied());
         let (Some((index, _)), Some(extent)) = (parts, extent) else {

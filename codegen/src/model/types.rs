@@ -189,12 +189,12 @@ pub enum Over {
     Group,
     /// Once.
     Scalar,
-    /// Every element of an external buffer, in place.
+    /// Every element of external buffers, in place.
     Buffer {
         /// Name of the element.
         element: String,
-        /// The buffer.
-        buffer: String,
+        /// The buffers, one launch each.
+        buffers: Vec<String>,
     },
     /// Every value of an index.
     Size {

@@ -18,7 +18,11 @@ impl Planner<'_> {
             if select(update) {
                 self.add_update_outputs(update);
                 let kernel = self.add_update_kernel(update, program);
-                self.add_update_node(update, program, kernel, None, None);
+                match &update.over {
+                    Over::Buffer { buffers, .. } => (0..buffers.len())
+                        .for_each(|n| self.add_update_node(update, program, kernel, None, Some(&Part::Member(n)))),
+                    _ => self.add_update_node(update, program, kernel, None, None),
+                }
             }
         }
     }
@@ -136,7 +140,10 @@ impl Planner<'_> {
             (_, Some(Part::Sub(sub))) => {
                 (format!("{}[{sub}]", update.name), NodeCount::Of(names::stage_value(sub, "params")))
             }
-            _ => (update.name.clone(), own_count(update)),
+            _ => match changed(update, part) {
+                Some(buffer) => (format!("{}[{buffer}]", update.name), NodeCount::Of(buffer.clone())),
+                None => (update.name.clone(), NodeCount::None),
+            },
         };
         let reads = Self::scalar_reads(program, group_name);
         let evaluates = group.is_none() && !update.training_only;
@@ -150,7 +157,7 @@ impl Planner<'_> {
             gives,
             reads,
             writes,
-            overwrites: if let Over::Buffer { buffer, .. } = &update.over { Some(buffer.clone()) } else { None },
+            overwrites: changed(update, part).cloned(),
             evaluates,
             loc: update.loc.clone(),
         });
@@ -189,7 +196,7 @@ impl Planner<'_> {
     }
 
     fn state_arg(&self, update: &Update, name: &str, part: Option<&Part<'_>>) -> Place {
-        if let Over::Buffer { element, buffer } = &update.over
+        if let (Over::Buffer { element, .. }, Some(buffer)) = (&update.over, changed(update, part))
             && element == name
         {
             return (buffer.clone(), 0);
@@ -235,10 +242,11 @@ impl Planner<'_> {
     }
 }
 
-fn own_count(update: &Update) -> NodeCount {
-    match &update.over {
-        Over::Buffer { buffer, .. } => NodeCount::Of(buffer.clone()),
-        _ => NodeCount::None,
+/// The buffer that a launch changes in place.
+fn changed<'u>(update: &'u Update, part: Option<&Part<'_>>) -> Option<&'u String> {
+    match (&update.over, part) {
+        (Over::Buffer { buffers, .. }, Some(Part::Member(n))) => buffers.get(*n),
+        _ => None,
     }
 }
 

@@ -319,7 +319,7 @@ pub struct Update {
     /// The law in words, with its source.
     pub doc: String,
     /// `"group"`: every element of a parameter group; `"scalar"`: once; `"b: B"`: over a size of the model; or `"x: NAME"`:
-    /// every element x of an external buffer, in place.
+    /// every element x of an external buffer, or of several (`"x: A, B"`), in place.
     #[schemars(with = "String")]
     pub over: Str,
     /// Whether it is part of the optimization alone, so that an evaluation leaves it out.
