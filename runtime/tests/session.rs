@@ -198,6 +198,7 @@ fn slot() -> Slot {
         reset: When::Fold,
         monitoring: true,
         reserved: false,
+        fingerprint: false,
     }
 }
 

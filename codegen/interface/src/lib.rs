@@ -213,6 +213,8 @@ pub struct Slot {
     pub monitoring: bool,
     /// Kept free.
     pub reserved: bool,
+    /// Holds the layout's fingerprint from the start: 24 bits of it a member, which f32 holds exactly.
+    pub fingerprint: bool,
 }
 
 /// A scalar state.

@@ -112,6 +112,7 @@ fn slot(slot: &model::Slot, readers: &BTreeMap<String, Vec<String>>) -> Slot {
         reset: when(slot.reset),
         monitoring: slot.monitoring,
         reserved: slot.reserved,
+        fingerprint: slot.fingerprint,
     }
 }
 

@@ -135,6 +135,7 @@ impl Resolver<'_> {
             slots.push(Slot {
                 members,
                 reserved: keys.reserved,
+                fingerprint: keys.fingerprint,
                 reset,
                 ..blank_slot(&entry.name, &keys.doc, &entry.loc)
             });
@@ -842,6 +843,7 @@ fn blank_slot(name: &str, doc: &str, loc: &Loc) -> Slot {
         reset: Reset::Never,
         monitoring: false,
         reserved: false,
+        fingerprint: false,
         listed: true,
         observed_only: false,
         beside: false,

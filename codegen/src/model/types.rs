@@ -57,6 +57,8 @@ pub struct Slot {
     pub monitoring: bool,
     /// Kept free.
     pub reserved: bool,
+    /// Holds the layout's fingerprint.
+    pub fingerprint: bool,
     /// Whether its observation counts among the listed ones; others lie in a bank of their own.
     pub listed: bool,
     /// Whether there is an observation only: no index in the ISV, and no law.

@@ -104,6 +104,9 @@ pub struct Slot {
     /// Kept free; nobody reads or writes it.
     #[serde(default)]
     pub reserved: bool,
+    /// The runtime writes the layout's fingerprint into it at the start, 24 bits a member.
+    #[serde(default)]
+    pub fingerprint: bool,
     /// Written by someone outside this set.
     #[serde(default)]
     pub external: bool,

@@ -261,7 +261,23 @@ impl Session {
             }
         }
         let parts = self.artefacts.resets.iter().flat_map(|reset| &reset.parts);
-        parts.into_iter().try_for_each(|part| self.apply(part))
+        parts.into_iter().try_for_each(|part| self.apply(part))?;
+        self.write_fingerprint()
+    }
+
+    /// Slots that hold the fingerprint: each member has the next six hexadecimal digits, as a number.
+    fn write_fingerprint(&self) -> Result<()> {
+        let digits = self.artefacts.fingerprint.as_bytes();
+        let words =
+            digits.chunks(6).map(|six| std::str::from_utf8(six).ok().and_then(|d| u32::from_str_radix(d, 16).ok()));
+        for slot in self.artefacts.slots.iter().filter(|s| s.fingerprint) {
+            for (member, word) in (0..slot.members.len().max(1)).zip(words.clone()) {
+                if let Some(isv) = self.index_of(ISV) {
+                    self.fill(isv, slot.index + member, 1, f64::from(word.unwrap_or(0)), false)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn apply(&self, part: &ResetPart) -> Result<()> {
