@@ -13,6 +13,9 @@ pub(crate) const SHIPPED: &str = "unio:";
 pub const COMMON: &[(&str, &str)] = &[
     ("unio:common/attention.toml", include_str!("../../specs/common/attention.toml")),
     ("unio:common/cfc.toml", include_str!("../../specs/common/cfc.toml")),
+    ("unio:common/grn.toml", include_str!("../../specs/common/grn.toml")),
+    ("unio:common/mamba2.toml", include_str!("../../specs/common/mamba2.toml")),
+    ("unio:common/norm.toml", include_str!("../../specs/common/norm.toml")),
     ("unio:common/heads.toml", include_str!("../../specs/common/heads.toml")),
     ("unio:common/smoothing.toml", include_str!("../../specs/common/smoothing.toml")),
     ("unio:common/unio.toml", include_str!("../../specs/common/unio.toml")),

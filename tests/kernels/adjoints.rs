@@ -51,6 +51,37 @@ fn head_at_odd_sizes() {
     }
 }
 
+#[test]
+fn cfc_variants_at_odd_sizes() {
+    for variant in ["cfc_no_gate", "cfc_pure"] {
+        check(variant, &[]);
+        check(variant, &[("K", 1), ("I", 1), ("U", 1), ("H", 1)]);
+        check(variant, &[("K", 3), ("I", 33), ("U", 3), ("H", 33)]);
+    }
+}
+
+#[test]
+fn norms_at_odd_sizes() {
+    for size in [1, 3, 33] {
+        check("layer_norm", &[("I", size)]);
+        check("rms_norm", &[("I", size)]);
+    }
+}
+
+#[test]
+fn grn_at_odd_sizes() {
+    check("grn", &[]);
+    check("grn", &[("I", 1), ("H", 1)]);
+    check("grn", &[("I", 33), ("H", 3)]);
+}
+
+#[test]
+fn mamba2_at_odd_sizes() {
+    check("mamba2", &[]);
+    check("mamba2", &[("K", 1), ("P", 1), ("N", 1)]);
+    check("mamba2", &[("K", 3), ("P", 33), ("N", 3)]);
+}
+
 fn check(name: &str, sizes: &[(&str, usize)]) {
     let artefacts = compile_run(name, sizes).artefacts;
     let worst = Checker::new(&artefacts).worst();
