@@ -183,7 +183,6 @@ fn ops(list: &[Op], level: usize) -> String {
     let mut text = String::new();
     for op in list {
         let line = match op {
-            Op::Comment(comment) => format!("// {comment}"),
             Op::Let { ty, name, value } => format!("const {ty} {name} = {value};"),
             Op::Var { ty, name, value } => format!("{ty} {name} = {value};"),
             Op::Set { place, value } => format!("{place} = {value};"),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sha2::{Digest, Sha256};
 use unio_interface::{
     Arg, Artefacts, Buffer, Init, Kernel as Outer, KernelParam, Launch, Param, Program, Reset, Slot, Source, Stage,
-    State, When,
+    State,
 };
 
 use crate::equations::Equations;
@@ -13,7 +13,6 @@ use crate::lower::Kernel;
 use crate::math::Elem;
 use crate::model::{self, Model, Network};
 use crate::plan::{Count, Plan};
-use crate::spec::entries;
 use crate::spec::equation::When as Read;
 
 pub(super) fn artefacts(
@@ -91,14 +90,6 @@ fn readers(model: &Model, equations: &Equations) -> BTreeMap<String, Vec<String>
     readers
 }
 
-fn when(reset: entries::Reset) -> When {
-    match reset {
-        entries::Reset::Fold => When::Fold,
-        entries::Reset::Epoch => When::Epoch,
-        entries::Reset::Never => When::Never,
-    }
-}
-
 fn slot(slot: &model::Slot, readers: &BTreeMap<String, Vec<String>>) -> Slot {
     Slot {
         name: slot.name.clone(),
@@ -109,7 +100,7 @@ fn slot(slot: &model::Slot, readers: &BTreeMap<String, Vec<String>>) -> Slot {
         producer: slot.producer.as_ref().map(|(producer, _)| producer.clone()),
         smooth: slot.smooth.clone(),
         readers: readers.get(&slot.name).cloned().unwrap_or_default(),
-        reset: when(slot.reset),
+        reset: slot.reset.into(),
         monitoring: slot.monitoring,
         reserved: slot.reserved,
         fingerprint: slot.fingerprint,
@@ -129,7 +120,7 @@ fn state(state: &model::State, readers: &BTreeMap<String, Vec<String>>) -> State
         init: state.init,
         writer: state.writer.clone(),
         readers,
-        reset: when(state.reset),
+        reset: state.reset.into(),
     }
 }
 

@@ -75,8 +75,6 @@ pub enum KernelBody {
 /// A statement.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// A comment line.
-    Comment(String),
     /// `const ty name = value;`
     Let {
         /// C type.

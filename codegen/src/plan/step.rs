@@ -11,7 +11,6 @@ use crate::equations::Equations;
 use crate::math::{Elem, Program};
 use crate::model::{Group, Model, Network, Over, Slot, Source};
 use crate::names;
-use crate::spec::entries;
 
 /// Threads of element-wise kernels, of producers and of the reducer.
 pub(super) const ELEMENT_THREADS: u32 = 256;
@@ -313,12 +312,12 @@ fn launches(
 fn resets(p: &Planner<'_>) -> Vec<Reset> {
     let mut resets = Vec::new();
     for slot in p.model.slots.iter().filter(|s| !s.reserved) {
-        resets.push(Reset { name: slot.name.clone(), when: when(slot.reset), parts: slot_parts(p, slot) });
+        resets.push(Reset { name: slot.name.clone(), when: slot.reset.into(), parts: slot_parts(p, slot) });
     }
     for state in &p.model.states {
         let parts =
             vec![ResetPart { int: state.elem == Elem::Int, ..part(p.buffer("state"), state.word, 1, state.init) }];
-        resets.push(Reset { name: state.name.clone(), when: when(state.reset), parts });
+        resets.push(Reset { name: state.name.clone(), when: state.reset.into(), parts });
     }
     for counter in p.model.updates.iter().flat_map(|u| &u.counters).collect::<BTreeSet<_>>() {
         let buffer = p.buffer(counter);
@@ -332,7 +331,7 @@ fn resets(p: &Planner<'_>) -> Vec<Reset> {
             let name = names::update_state(&update.name, name);
             let buffer = p.buffer(&name);
             let parts = vec![part(buffer, 0, p.buffers[buffer].shape.iter().product(), *init)];
-            resets.push(Reset { name, when: when(*reset), parts });
+            resets.push(Reset { name, when: (*reset).into(), parts });
         }
     }
     resets
@@ -357,14 +356,6 @@ fn slot_parts(p: &Planner<'_>, slot: &Slot) -> Vec<ResetPart> {
 
 fn part(buffer: usize, start: usize, len: usize, value: f64) -> ResetPart {
     ResetPart { buffer, start, len, value, int: false }
-}
-
-fn when(reset: entries::Reset) -> When {
-    match reset {
-        entries::Reset::Fold => When::Fold,
-        entries::Reset::Epoch => When::Epoch,
-        entries::Reset::Never => When::Never,
-    }
 }
 
 pub(super) fn param_total(network: &Network) -> usize {

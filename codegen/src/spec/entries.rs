@@ -79,6 +79,16 @@ pub enum Reset {
     Never,
 }
 
+impl From<Reset> for unio_interface::When {
+    fn from(reset: Reset) -> Self {
+        match reset {
+            Reset::Fold => Self::Fold,
+            Reset::Epoch => Self::Epoch,
+            Reset::Never => Self::Never,
+        }
+    }
+}
+
 /// Element type of a tensor or state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
