@@ -1,5 +1,7 @@
 //! The naming authority: every symbol that reaches generated text is made here.
 
+pub use unio_interface::names::rust_const;
+
 /// Kernel symbol of an entry's launch: `<set>_<entry>_<what>`.
 pub fn kernel(set: &str, entry: &str, what: &str) -> String {
     match what {
@@ -168,17 +170,3 @@ const C_WORDS: &[&str] = &[
     "j1",
     "jn",
 ];
-
-/// A Rust constant: upper case.
-pub fn rust_const(name: &str) -> String {
-    name.replace('.', "_").to_ascii_uppercase()
-}
-
-/// A Rust type: camel case.
-pub fn rust_type(name: &str) -> String {
-    let capital = |part: &str| {
-        let mut letters = part.chars();
-        letters.next().map(|c| c.to_ascii_uppercase().to_string() + letters.as_str()).unwrap_or_default()
-    };
-    name.split(['_', '.']).map(capital).collect()
-}

@@ -2,7 +2,7 @@
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
-use unio_interface::{Artefacts, Elem};
+use unio_interface::{Artefacts, Elem, names};
 
 /// Modules `slots`, `states`, `buffers` and the enum `Reset`.
 pub(crate) fn expand(artefacts: &Artefacts) -> TokenStream {
@@ -105,7 +105,7 @@ fn resets(artefacts: &Artefacts) -> TokenStream {
 }
 
 fn constant(name: &str) -> proc_macro2::Ident {
-    format_ident!("{}", name.replace('.', "_").to_ascii_uppercase())
+    format_ident!("{}", names::rust_const(name))
 }
 
 /// A constant in a module that has one of its own; no legal name ends in `_`.
@@ -116,10 +116,6 @@ fn beside(own: &str, name: &str) -> proc_macro2::Ident {
 
 /// `adamw.m` as `AdamwM`. The one capital word of Rust gets a `_`.
 pub(crate) fn camel(name: &str) -> String {
-    let capital = |part: &str| {
-        let mut letters = part.chars();
-        letters.next().map(|c| c.to_ascii_uppercase().to_string() + letters.as_str()).unwrap_or_default()
-    };
-    let name: String = name.split(['_', '.']).map(capital).collect();
+    let name = names::rust_type(name);
     if name == "Self" { "Self_".to_owned() } else { name }
 }

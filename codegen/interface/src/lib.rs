@@ -3,6 +3,8 @@
 //! `unio-codegen` writes an [`Artefacts`], `unio::specs!()` expands it into typed Rust, and the runtime executes its
 //! [`Program`]. The types hold data only: all decisions were taken by the generator.
 
+pub mod names;
+
 use serde::{Deserialize, Serialize};
 
 /// Everything that one spec set gives.
