@@ -43,7 +43,8 @@ pub fn compose<'a>(
     let root_names = level.shapes.keys().chain(level.ranks.keys()).cloned().collect();
     let composed =
         Composed { statements: Vec::new(), declared: Vec::new(), params: Vec::new(), blocks: BTreeSet::new() };
-    let mut composer = Composer { spec, report, scanned, root_names, path: vec![&block.name], failed: BTreeSet::new(), composed };
+    let mut composer =
+        Composer { spec, report, scanned, root_names, path: vec![&block.name], failed: BTreeSet::new(), composed };
     composer.level(&mut level, statements);
     composer.composed
 }

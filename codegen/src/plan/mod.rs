@@ -1,6 +1,7 @@
 //! Stage *plan*: which kernels there are, where every value lives, in which order a step runs.
 
 mod block;
+mod fission;
 mod order;
 mod producer;
 mod stages;
