@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::data::{Feature, Folds};
+use crate::data::{Feature, Folds, GROUPS};
 
 /// A run that cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -58,8 +58,8 @@ pub struct Run {
     pub model: String,
     /// The data file.
     pub data: PathBuf,
-    /// Feature columns, in the order of the model's input.
-    pub features: Vec<Feature>,
+    /// Named groups of feature columns, in the order of the model's input.
+    pub groups: Vec<(String, Vec<Feature>)>,
     /// Epochs of every fold; the last one is scored.
     pub epochs: usize,
     /// Seed of weights and of the order of rows.
@@ -68,8 +68,8 @@ pub struct Run {
     pub horizon: usize,
     /// How time is split.
     pub folds: Folds,
-    /// Values of the model's host-set states.
-    pub states: BTreeMap<String, f64>,
+    /// Values of the model's host-set states: one an epoch, of which the last one lasts.
+    pub states: BTreeMap<String, Vec<f64>>,
 }
 
 #[derive(Deserialize)]
@@ -85,7 +85,7 @@ struct Keys {
     doc: String,
     model: String,
     data: PathBuf,
-    features: Option<Vec<String>>,
+    features: Option<BTreeMap<String, Vec<String>>>,
     epochs: usize,
     seed: u64,
     #[serde(default = "default_horizon")]
@@ -93,7 +93,15 @@ struct Keys {
     #[serde(default)]
     folds: FoldKeys,
     #[serde(default)]
-    state: BTreeMap<String, f64>,
+    state: BTreeMap<String, Values>,
+}
+
+/// A number, or one an epoch.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a number, or a list with one an epoch")]
+enum Values {
+    One(f64),
+    Many(Vec<f64>),
 }
 
 #[derive(Deserialize)]
@@ -132,35 +140,58 @@ impl Run {
         Self::checked(path, name, keys)
     }
 
+    /// All feature columns, in the order of the model's input.
+    pub fn features(&self) -> Vec<Feature> {
+        self.groups.iter().flat_map(|(_, features)| features.iter().copied()).collect()
+    }
+
     fn checked(path: &Path, name: String, keys: Keys) -> Result<Self, RunError> {
         let value = |key, problem: String| RunError::Value { path: path.into(), key, problem };
         if keys.epochs == 0 {
             return Err(value("epochs", "is 0: a run trains at least one epoch".into()));
         }
-        let features = match keys.features {
-            None => Feature::ALL.to_vec(),
-            Some(names) => names
-                .iter()
-                .map(|name| {
-                    name.parse()
-                        .map_err(|_| value("features", format!("names `{name}`: known are {}", known_features())))
+        let groups = match keys.features {
+            None => GROUPS.map(|(name, features)| (name.to_owned(), features.to_vec())).to_vec(),
+            Some(groups) => groups
+                .into_iter()
+                .map(|(group, names)| {
+                    Ok((group, names.iter().map(|name| feature(name, path)).collect::<Result<_, _>>()?))
                 })
-                .collect::<Result<_, _>>()?,
+                .collect::<Result<_, RunError>>()?,
         };
+        let states = keys.state.into_iter().map(|(name, values)| {
+            let values = match values {
+                Values::One(value) => vec![value],
+                Values::Many(values) => values,
+            };
+            match values.is_empty() {
+                true => Err(value("state", format!("gives `{name}` no value: write a number, or one an epoch"))),
+                false => Ok((name, values)),
+            }
+        });
+        let states = states.collect::<Result<_, _>>()?;
         let folder = path.parent().unwrap_or(Path::new("."));
         Ok(Self {
             name,
             doc: keys.doc,
             model: keys.model,
             data: folder.join(keys.data),
-            features,
+            groups,
             epochs: keys.epochs,
             seed: keys.seed,
             horizon: keys.horizon,
             folds: Folds { spans: keys.folds.spans, purge: keys.folds.purge, embargo: keys.folds.embargo },
-            states: keys.state,
+            states,
         })
     }
+}
+
+fn feature(name: &str, path: &Path) -> Result<Feature, RunError> {
+    name.parse().map_err(|_| RunError::Value {
+        path: path.into(),
+        key: "features",
+        problem: format!("names `{name}`: known are {}", known_features()),
+    })
 }
 
 fn known_features() -> String {

@@ -2,22 +2,25 @@
 // Compiled behind the runtime's prelude, which defines the UNIO_ macros and the unio_ functions.
 
 // AdamW (Loshchilov & Hutter 2019) with decay rate and weight bound read from slots; the weight is clamped to its
-// bound after the step.
+// bound after the step, and what the clamp changed is counted.
 // From `adamw` in specs/perception/training.toml.
 UNIO_KERNEL(256) perception_adamw(
     UNIO_INOUT(real, m),
     UNIO_INOUT(real, v),
     UNIO_INOUT(real, w),
     UNIO_IN(real, g),
+    UNIO_OUT(int, clamp_engage),
     UNIO_IN(int, now_step_taken),
     UNIO_IN(float, now_clip_scale),
     UNIO_IN(float, now_beta_1_power),
     UNIO_IN(float, now_beta_2_power),
     UNIO_IN(float, prev_learning_rate),
     UNIO_IN(float, prev_wd_rate),
-    UNIO_IN(float, prev_weight_bound),
+    UNIO_IN(float, prev_effective_bound),
     int n
 ) {
+    UNIO_SHARED(int, counted_s, 0);
+    int clamp_engage_count_ = 0;
     for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
         const real m_ = m[e];
         const real v_ = v[e];
@@ -30,12 +33,25 @@ UNIO_KERNEL(256) perception_adamw(
         const real m_hat_ = m_new_ / (real(1) - real(now_beta_1_power[0]));
         const real v_hat_ = v_new_ / (real(1) - real(now_beta_2_power[0]));
         const real moved_ = w_ * unio_fma(-real(prev_learning_rate[0]), real(prev_wd_rate[0]), real(1)) - real(prev_learning_rate[0]) * m_hat_ / (unio_sqrt(v_hat_) + real(1e-8));
-        const real bound_ = unio_max(real(prev_weight_bound[0]), real(1));
+        const real bound_ = unio_max(real(prev_effective_bound[0]), real(1));
         const real next_w = taken_ ? unio_min(unio_max(moved_, -bound_), bound_) : w_;
         const real next_m = taken_ ? m_new_ : m_;
         const real next_v = taken_ ? v_new_ : v_;
+        clamp_engage_count_ = clamp_engage_count_ + ((taken_ && unio_abs(moved_) > bound_) ? 1 : 0);
         w[e] = next_w;
         m[e] = next_m;
         v[e] = next_v;
     }
+    counted_s[threadIdx.x] = clamp_engage_count_;
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            counted_s[threadIdx.x] = counted_s[threadIdx.x] + counted_s[threadIdx.x + half];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        clamp_engage[blockIdx.x] = counted_s[0];
+    }
+    __syncthreads();
 }

@@ -4,7 +4,7 @@
 // One step of a closed-form continuous-time cell (Hasani et al. 2022): two candidate states, mixed by a gate that
 // depends on the time since the step before.
 // From `cfc` in unio:common/cfc.toml.
-UNIO_KERNEL(128) perception_cfc_forward(
+UNIO_KERNEL(32) perception_cfc_forward(
     UNIO_IN(real, dt),
     UNIO_OUT(real, h),
     UNIO_IN(real, x),
@@ -27,85 +27,85 @@ UNIO_KERNEL(128) perception_cfc_forward(
     UNIO_OUT(real, u_3)
 ) {
     UNIO_SHARED(real, h_s, 0 * sizeof(real));
-    UNIO_SHARED(real, u_s, 24 * sizeof(real));
-    UNIO_SHARED(real, u_1_s, 48 * sizeof(real));
-    dt = dt + size_t(blockIdx.x) * 20;
-    h = h + size_t(blockIdx.x) * 480;
-    x = x + size_t(blockIdx.x) * 200;
-    h_next = h_next + size_t(blockIdx.x) * 480;
-    u = u + size_t(blockIdx.x) * 480;
-    f_1 = f_1 + size_t(blockIdx.x) * 480;
-    f_2 = f_2 + size_t(blockIdx.x) * 480;
-    s = s + size_t(blockIdx.x) * 480;
-    u_3 = u_3 + size_t(blockIdx.x) * 480;
-    for (int e = threadIdx.x; e < 480; e += 128) {
-        const int step = e / 24;
-        const int j = e % 24;
+    UNIO_SHARED(real, u_s, 16 * sizeof(real));
+    UNIO_SHARED(real, u_1_s, 32 * sizeof(real));
+    dt = dt + size_t(blockIdx.x) * 8;
+    h = h + size_t(blockIdx.x) * 128;
+    x = x + size_t(blockIdx.x) * 128;
+    h_next = h_next + size_t(blockIdx.x) * 128;
+    u = u + size_t(blockIdx.x) * 128;
+    f_1 = f_1 + size_t(blockIdx.x) * 128;
+    f_2 = f_2 + size_t(blockIdx.x) * 128;
+    s = s + size_t(blockIdx.x) * 128;
+    u_3 = u_3 + size_t(blockIdx.x) * 128;
+    for (int e = threadIdx.x; e < 128; e += 32) {
+        const int step = e / 16;
+        const int j = e % 16;
         real acc = real(0);
-        for (int i = 0; i < 10; ++i) {
-            acc = unio_fma(w_x[j * 10 + i], x[step * 10 + i], acc);
+        for (int i = 0; i < 16; ++i) {
+            acc = unio_fma(w_x[j * 16 + i], x[step * 16 + i], acc);
         }
         const real u_1_ = acc;
-        u_1_s[step * 24 + j] = u_1_;
+        u_1_s[step * 16 + j] = u_1_;
     }
-    if (threadIdx.x < 24) {
+    if (threadIdx.x < 16) {
         const int j = threadIdx.x;
         const real h_ = real(0);
         h_s[j] = h_;
         h[j] = h_;
     }
-    for (int step = 0; step <= 19; ++step) {
+    for (int step = 0; step <= 7; ++step) {
         __syncthreads();
-        if (threadIdx.x < 24) {
+        if (threadIdx.x < 16) {
             const int j = threadIdx.x;
             real acc = real(0);
-            for (int k = 0; k < 24; ++k) {
-                acc = unio_fma(w_h[j * 24 + k], h_s[k], acc);
+            for (int k = 0; k < 16; ++k) {
+                acc = unio_fma(w_h[j * 16 + k], h_s[k], acc);
             }
             const real u_2_ = acc;
-            const real u_3_ = unio_tanh(real(0.666) * (u_1_s[step * 24 + j] + u_2_ + b[j]));
-            u_3[step * 24 + j] = u_3_;
+            const real u_3_ = unio_tanh(real(0.666) * (u_1_s[step * 16 + j] + u_2_ + b[j]));
+            u_3[step * 16 + j] = u_3_;
             const real u_ = real(1.7159) * u_3_;
             u_s[j] = u_;
-            u[step * 24 + j] = u_;
+            u[step * 16 + j] = u_;
         }
         __syncthreads();
-        if (threadIdx.x < 24) {
+        if (threadIdx.x < 16) {
             const int j = threadIdx.x;
             real acc = real(0);
-            for (int k = 0; k < 24; ++k) {
-                acc = unio_fma(w_1[j * 24 + k], u_s[k], acc);
+            for (int k = 0; k < 16; ++k) {
+                acc = unio_fma(w_1[j * 16 + k], u_s[k], acc);
             }
             const real f_1_1_ = acc;
             const real f_1_ = unio_tanh(f_1_1_ + b_1[j]);
-            f_1[step * 24 + j] = f_1_;
+            f_1[step * 16 + j] = f_1_;
             real acc2 = real(0);
-            for (int k = 0; k < 24; ++k) {
-                acc2 = unio_fma(w_2[j * 24 + k], u_s[k], acc2);
+            for (int k = 0; k < 16; ++k) {
+                acc2 = unio_fma(w_2[j * 16 + k], u_s[k], acc2);
             }
             const real f_2_1_ = acc2;
             const real f_2_ = unio_tanh(f_2_1_ + b_2[j]);
-            f_2[step * 24 + j] = f_2_;
+            f_2[step * 16 + j] = f_2_;
             real acc3 = real(0);
-            for (int k = 0; k < 24; ++k) {
-                acc3 = unio_fma(w_a[j * 24 + k], u_s[k], acc3);
+            for (int k = 0; k < 16; ++k) {
+                acc3 = unio_fma(w_a[j * 16 + k], u_s[k], acc3);
             }
             const real t_a_1_ = acc3;
             const real t_a_ = t_a_1_ + b_a[j];
             real acc4 = real(0);
-            for (int k = 0; k < 24; ++k) {
-                acc4 = unio_fma(w_t[j * 24 + k], u_s[k], acc4);
+            for (int k = 0; k < 16; ++k) {
+                acc4 = unio_fma(w_t[j * 16 + k], u_s[k], acc4);
             }
             const real t_b_1_ = acc4;
             const real t_b_ = t_b_1_ + b_t[j];
             const real s_ = unio_sigmoid(unio_fma(t_a_, dt[step], t_b_));
-            s[step * 24 + j] = s_;
+            s[step * 16 + j] = s_;
             const real h_next_ = unio_fma(f_1_, real(1) - s_, s_ * f_2_);
-            h_next[step * 24 + j] = h_next_;
+            h_next[step * 16 + j] = h_next_;
             const real h_ = h_next_;
             h_s[j] = h_;
-            if (step + 1 < 20) {
-                h[(step + 1) * 24 + j] = h_;
+            if (step + 1 < 8) {
+                h[(step + 1) * 16 + j] = h_;
             }
         }
     }
@@ -114,7 +114,7 @@ UNIO_KERNEL(128) perception_cfc_forward(
 // One step of a closed-form continuous-time cell (Hasani et al. 2022): two candidate states, mixed by a gate that
 // depends on the time since the step before.
 // From `cfc` in unio:common/cfc.toml.
-UNIO_KERNEL(160) perception_cfc_adjoint(
+UNIO_KERNEL(64) perception_cfc_adjoint(
     UNIO_IN(real, dt),
     UNIO_IN(real, h),
     UNIO_IN(real, x),
@@ -123,6 +123,7 @@ UNIO_KERNEL(160) perception_cfc_adjoint(
     UNIO_IN(real, w_a),
     UNIO_IN(real, w_h),
     UNIO_IN(real, w_t),
+    UNIO_IN(real, w_x),
     UNIO_IN(real, u),
     UNIO_IN(real, f_1),
     UNIO_IN(real, f_2),
@@ -139,166 +140,174 @@ UNIO_KERNEL(160) perception_cfc_adjoint(
     UNIO_OUT(real, d_w_1),
     UNIO_OUT(real, d_b),
     UNIO_OUT(real, d_w_h),
-    UNIO_OUT(real, d_w_x)
+    UNIO_OUT(real, d_w_x),
+    UNIO_OUT(real, d_x)
 ) {
     UNIO_SHARED(real, d_h_carried_s, 0 * sizeof(real));
-    UNIO_SHARED(real, d_s_part1_s, 24 * sizeof(real));
-    UNIO_SHARED(real, d_t_a_s, 504 * sizeof(real));
-    UNIO_SHARED(real, d_f_2_part1_s, 984 * sizeof(real));
-    UNIO_SHARED(real, d_f_1_part1_s, 1464 * sizeof(real));
-    UNIO_SHARED(real, d_u_3_part1_s, 1944 * sizeof(real));
-    dt = dt + size_t(blockIdx.x) * 20;
-    h = h + size_t(blockIdx.x) * 480;
-    x = x + size_t(blockIdx.x) * 200;
-    u = u + size_t(blockIdx.x) * 480;
-    f_1 = f_1 + size_t(blockIdx.x) * 480;
-    f_2 = f_2 + size_t(blockIdx.x) * 480;
-    s = s + size_t(blockIdx.x) * 480;
-    u_3 = u_3 + size_t(blockIdx.x) * 480;
-    d_h_next = d_h_next + size_t(blockIdx.x) * 480;
-    d_b_t = d_b_t + size_t(blockIdx.x) * 3706;
-    d_w_t = d_w_t + size_t(blockIdx.x) * 3706;
-    d_b_a = d_b_a + size_t(blockIdx.x) * 3706;
-    d_w_a = d_w_a + size_t(blockIdx.x) * 3706;
-    d_b_2 = d_b_2 + size_t(blockIdx.x) * 3706;
-    d_w_2 = d_w_2 + size_t(blockIdx.x) * 3706;
-    d_b_1 = d_b_1 + size_t(blockIdx.x) * 3706;
-    d_w_1 = d_w_1 + size_t(blockIdx.x) * 3706;
-    d_b = d_b + size_t(blockIdx.x) * 3706;
-    d_w_h = d_w_h + size_t(blockIdx.x) * 3706;
-    d_w_x = d_w_x + size_t(blockIdx.x) * 3706;
-    if (threadIdx.x < 24) {
+    UNIO_SHARED(real, d_s_part1_s, 16 * sizeof(real));
+    UNIO_SHARED(real, d_t_a_s, 144 * sizeof(real));
+    UNIO_SHARED(real, d_f_2_part1_s, 272 * sizeof(real));
+    UNIO_SHARED(real, d_f_1_part1_s, 400 * sizeof(real));
+    UNIO_SHARED(real, d_u_3_part1_s, 528 * sizeof(real));
+    dt = dt + size_t(blockIdx.x) * 8;
+    h = h + size_t(blockIdx.x) * 128;
+    x = x + size_t(blockIdx.x) * 128;
+    u = u + size_t(blockIdx.x) * 128;
+    f_1 = f_1 + size_t(blockIdx.x) * 128;
+    f_2 = f_2 + size_t(blockIdx.x) * 128;
+    s = s + size_t(blockIdx.x) * 128;
+    u_3 = u_3 + size_t(blockIdx.x) * 128;
+    d_h_next = d_h_next + size_t(blockIdx.x) * 128;
+    d_b_t = d_b_t + size_t(blockIdx.x) * 10985;
+    d_w_t = d_w_t + size_t(blockIdx.x) * 10985;
+    d_b_a = d_b_a + size_t(blockIdx.x) * 10985;
+    d_w_a = d_w_a + size_t(blockIdx.x) * 10985;
+    d_b_2 = d_b_2 + size_t(blockIdx.x) * 10985;
+    d_w_2 = d_w_2 + size_t(blockIdx.x) * 10985;
+    d_b_1 = d_b_1 + size_t(blockIdx.x) * 10985;
+    d_w_1 = d_w_1 + size_t(blockIdx.x) * 10985;
+    d_b = d_b + size_t(blockIdx.x) * 10985;
+    d_w_h = d_w_h + size_t(blockIdx.x) * 10985;
+    d_w_x = d_w_x + size_t(blockIdx.x) * 10985;
+    d_x = d_x + size_t(blockIdx.x) * 128;
+    if (threadIdx.x < 16) {
         const int k = threadIdx.x;
         const real d_h_carried_ = real(0);
         d_h_carried_s[k] = d_h_carried_;
     }
-    for (int step = 19; step >= 0; --step) {
-        if (threadIdx.x < 24) {
+    for (int step = 7; step >= 0; --step) {
+        if (threadIdx.x < 16) {
             const int j = threadIdx.x;
-            const real d_h_next_total_ = d_h_next[step * 24 + j] + d_h_carried_s[j];
-            const real d_s_ = unio_fma(d_h_next_total_, f_2[step * 24 + j], -(d_h_next_total_ * f_1[step * 24 + j]));
-            const real d_s_part1_ = d_s_ * (s[step * 24 + j] * (real(1) - s[step * 24 + j]));
-            d_s_part1_s[step * 24 + j] = d_s_part1_;
+            const real d_h_next_total_ = d_h_next[step * 16 + j] + d_h_carried_s[j];
+            const real d_s_ = unio_fma(d_h_next_total_, f_2[step * 16 + j], -(d_h_next_total_ * f_1[step * 16 + j]));
+            const real d_s_part1_ = d_s_ * (s[step * 16 + j] * (real(1) - s[step * 16 + j]));
+            d_s_part1_s[step * 16 + j] = d_s_part1_;
             const real d_t_a_ = d_s_part1_ * dt[step];
-            d_t_a_s[step * 24 + j] = d_t_a_;
-            const real d_f_2_ = d_h_next_total_ * s[step * 24 + j];
-            const real d_f_2_part1_ = d_f_2_ * unio_fma(-f_2[step * 24 + j], f_2[step * 24 + j], real(1));
-            d_f_2_part1_s[step * 24 + j] = d_f_2_part1_;
-            const real d_f_1_ = d_h_next_total_ * (real(1) - s[step * 24 + j]);
-            const real d_f_1_part1_ = d_f_1_ * unio_fma(-f_1[step * 24 + j], f_1[step * 24 + j], real(1));
-            d_f_1_part1_s[step * 24 + j] = d_f_1_part1_;
+            d_t_a_s[step * 16 + j] = d_t_a_;
+            const real d_f_2_ = d_h_next_total_ * s[step * 16 + j];
+            const real d_f_2_part1_ = d_f_2_ * unio_fma(-f_2[step * 16 + j], f_2[step * 16 + j], real(1));
+            d_f_2_part1_s[step * 16 + j] = d_f_2_part1_;
+            const real d_f_1_ = d_h_next_total_ * (real(1) - s[step * 16 + j]);
+            const real d_f_1_part1_ = d_f_1_ * unio_fma(-f_1[step * 16 + j], f_1[step * 16 + j], real(1));
+            d_f_1_part1_s[step * 16 + j] = d_f_1_part1_;
         }
         __syncthreads();
-        if (threadIdx.x < 24) {
+        if (threadIdx.x < 16) {
             const int j = threadIdx.x;
             real acc = real(0);
-            for (int j2 = 0; j2 < 24; ++j2) {
-                acc = unio_fma(d_s_part1_s[step * 24 + j2], w_t[j2 * 24 + j], acc);
+            for (int j2 = 0; j2 < 16; ++j2) {
+                acc = unio_fma(d_s_part1_s[step * 16 + j2], w_t[j2 * 16 + j], acc);
             }
             real acc2 = real(0);
-            for (int j2 = 0; j2 < 24; ++j2) {
-                acc2 = unio_fma(d_t_a_s[step * 24 + j2], w_a[j2 * 24 + j], acc2);
+            for (int j2 = 0; j2 < 16; ++j2) {
+                acc2 = unio_fma(d_t_a_s[step * 16 + j2], w_a[j2 * 16 + j], acc2);
             }
             real acc3 = real(0);
-            for (int j2 = 0; j2 < 24; ++j2) {
-                acc3 = unio_fma(d_f_2_part1_s[step * 24 + j2], w_2[j2 * 24 + j], acc3);
+            for (int j2 = 0; j2 < 16; ++j2) {
+                acc3 = unio_fma(d_f_2_part1_s[step * 16 + j2], w_2[j2 * 16 + j], acc3);
             }
             real acc4 = real(0);
-            for (int j2 = 0; j2 < 24; ++j2) {
-                acc4 = unio_fma(d_f_1_part1_s[step * 24 + j2], w_1[j2 * 24 + j], acc4);
+            for (int j2 = 0; j2 < 16; ++j2) {
+                acc4 = unio_fma(d_f_1_part1_s[step * 16 + j2], w_1[j2 * 16 + j], acc4);
             }
             const real d_u_ = acc + acc2 + acc3 + acc4;
             const real d_u_3_ = d_u_ * real(1.7159);
-            const real d_u_3_part1_ = d_u_3_ * unio_fma(-u_3[step * 24 + j], u_3[step * 24 + j], real(1)) * real(0.666);
-            d_u_3_part1_s[step * 24 + j] = d_u_3_part1_;
+            const real d_u_3_part1_ = d_u_3_ * unio_fma(-u_3[step * 16 + j], u_3[step * 16 + j], real(1)) * real(0.666);
+            d_u_3_part1_s[step * 16 + j] = d_u_3_part1_;
         }
         __syncthreads();
-        if (threadIdx.x < 24) {
+        if (threadIdx.x < 16) {
             const int k = threadIdx.x;
             real acc = real(0);
-            for (int j = 0; j < 24; ++j) {
-                acc = unio_fma(d_u_3_part1_s[step * 24 + j], w_h[j * 24 + k], acc);
+            for (int j = 0; j < 16; ++j) {
+                acc = unio_fma(d_u_3_part1_s[step * 16 + j], w_h[j * 16 + k], acc);
             }
             const real d_h_ = acc;
             const real d_h_carried_ = d_h_;
             d_h_carried_s[k] = d_h_carried_;
         }
     }
-    if (threadIdx.x < 24) {
+    for (int e = threadIdx.x; e < 128; e += 64) {
+        const int step = e / 16;
+        const int i = e % 16;
+        real acc = real(0);
+        for (int j = 0; j < 16; ++j) {
+            acc = unio_fma(d_u_3_part1_s[step * 16 + j], w_x[j * 16 + i], acc);
+        }
+        const real d_x_ = acc;
+        d_x[step * 16 + i] = d_x_;
+    }
+    if (threadIdx.x < 16) {
         const int j = threadIdx.x;
         real acc = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc = acc + d_u_3_part1_s[step * 24 + j];
+        for (int step = 0; step < 8; ++step) {
+            acc = acc + d_u_3_part1_s[step * 16 + j];
         }
         const real d_b_ = acc;
         d_b[j] = d_b_;
         real acc2 = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc2 = acc2 + d_f_1_part1_s[step * 24 + j];
+        for (int step = 0; step < 8; ++step) {
+            acc2 = acc2 + d_f_1_part1_s[step * 16 + j];
         }
         const real d_b_1_ = acc2;
         d_b_1[j] = d_b_1_;
         real acc3 = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc3 = acc3 + d_f_2_part1_s[step * 24 + j];
+        for (int step = 0; step < 8; ++step) {
+            acc3 = acc3 + d_f_2_part1_s[step * 16 + j];
         }
         const real d_b_2_ = acc3;
         d_b_2[j] = d_b_2_;
         real acc4 = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc4 = acc4 + d_t_a_s[step * 24 + j];
+        for (int step = 0; step < 8; ++step) {
+            acc4 = acc4 + d_t_a_s[step * 16 + j];
         }
         const real d_b_a_ = acc4;
         d_b_a[j] = d_b_a_;
         real acc5 = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc5 = acc5 + d_s_part1_s[step * 24 + j];
+        for (int step = 0; step < 8; ++step) {
+            acc5 = acc5 + d_s_part1_s[step * 16 + j];
         }
         const real d_b_t_ = acc5;
         d_b_t[j] = d_b_t_;
     }
-    for (int e = threadIdx.x; e < 576; e += 160) {
-        const int j = e / 24;
-        const int k = e % 24;
+    for (int e = threadIdx.x; e < 256; e += 64) {
+        const int j = e / 16;
+        const int k = e % 16;
         real acc = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc = unio_fma(d_f_1_part1_s[step * 24 + j], u[step * 24 + k], acc);
+        for (int step = 0; step < 8; ++step) {
+            acc = unio_fma(d_f_1_part1_s[step * 16 + j], u[step * 16 + k], acc);
         }
         const real d_w_1_ = acc;
-        d_w_1[j * 24 + k] = d_w_1_;
+        d_w_1[j * 16 + k] = d_w_1_;
         real acc2 = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc2 = unio_fma(d_f_2_part1_s[step * 24 + j], u[step * 24 + k], acc2);
+        for (int step = 0; step < 8; ++step) {
+            acc2 = unio_fma(d_f_2_part1_s[step * 16 + j], u[step * 16 + k], acc2);
         }
         const real d_w_2_ = acc2;
-        d_w_2[j * 24 + k] = d_w_2_;
+        d_w_2[j * 16 + k] = d_w_2_;
         real acc3 = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc3 = unio_fma(d_t_a_s[step * 24 + j], u[step * 24 + k], acc3);
+        for (int step = 0; step < 8; ++step) {
+            acc3 = unio_fma(d_t_a_s[step * 16 + j], u[step * 16 + k], acc3);
         }
         const real d_w_a_ = acc3;
-        d_w_a[j * 24 + k] = d_w_a_;
+        d_w_a[j * 16 + k] = d_w_a_;
         real acc4 = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc4 = unio_fma(d_u_3_part1_s[step * 24 + j], h[step * 24 + k], acc4);
+        for (int step = 0; step < 8; ++step) {
+            acc4 = unio_fma(d_u_3_part1_s[step * 16 + j], h[step * 16 + k], acc4);
         }
         const real d_w_h_ = acc4;
-        d_w_h[j * 24 + k] = d_w_h_;
+        d_w_h[j * 16 + k] = d_w_h_;
         real acc5 = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc5 = unio_fma(d_s_part1_s[step * 24 + j], u[step * 24 + k], acc5);
+        for (int step = 0; step < 8; ++step) {
+            acc5 = unio_fma(d_s_part1_s[step * 16 + j], u[step * 16 + k], acc5);
         }
         const real d_w_t_ = acc5;
-        d_w_t[j * 24 + k] = d_w_t_;
-    }
-    for (int e = threadIdx.x; e < 240; e += 160) {
-        const int j = e / 10;
-        const int i = e % 10;
-        real acc = real(0);
-        for (int step = 0; step < 20; ++step) {
-            acc = unio_fma(d_u_3_part1_s[step * 24 + j], x[step * 10 + i], acc);
+        d_w_t[j * 16 + k] = d_w_t_;
+        real acc6 = real(0);
+        for (int step = 0; step < 8; ++step) {
+            acc6 = unio_fma(d_u_3_part1_s[step * 16 + j], x[step * 16 + k], acc6);
         }
-        const real d_w_x_ = acc;
-        d_w_x[j * 10 + i] = d_w_x_;
+        const real d_w_x_ = acc6;
+        d_w_x[j * 16 + k] = d_w_x_;
     }
 }

@@ -23,47 +23,79 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
     states[2] = next_x_lag;
 }
 
-// Bound and decay rate of a group's weights.
-// From `group_oracle` in specs/perception/training.toml.
+// Pearl B: one read of a group's four buffers for all its signals.
+// From `group_oracle` in specs/perception/control.toml.
 UNIO_KERNEL(256) perception_group_oracle(
     UNIO_IN(real, g),
+    UNIO_IN(real, m),
+    UNIO_IN(real, v),
     UNIO_IN(real, w),
     UNIO_INOUT(float, weight_bound_slot),
     UNIO_INOUT(float, weight_bound_observed),
     UNIO_INOUT(float, weight_bound_smoothing),
     UNIO_INOUT(int, weight_bound_skipped),
+    UNIO_INOUT(float, adam_m_bound_slot),
+    UNIO_INOUT(float, adam_m_bound_observed),
+    UNIO_INOUT(float, adam_m_bound_smoothing),
+    UNIO_INOUT(int, adam_m_bound_skipped),
+    UNIO_INOUT(float, adam_v_bound_slot),
+    UNIO_INOUT(float, adam_v_bound_observed),
+    UNIO_INOUT(float, adam_v_bound_smoothing),
+    UNIO_INOUT(int, adam_v_bound_skipped),
     UNIO_INOUT(float, wd_rate_slot),
     UNIO_INOUT(float, wd_rate_observed),
     UNIO_INOUT(float, wd_rate_smoothing),
     UNIO_INOUT(int, wd_rate_skipped),
+    UNIO_INOUT(float, max_abs_w_observed),
+    UNIO_INOUT(int, max_abs_w_skipped),
+    UNIO_INOUT(float, elements_observed),
+    UNIO_INOUT(int, elements_skipped),
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
     UNIO_SHARED(int, counted, 2048);
     UNIO_SHARED(int, found, 3072);
     UNIO_SHARED(int, counts_0, 3088);
+    UNIO_SHARED(int, counts_1, 11280);
+    UNIO_SHARED(int, counts_2, 19472);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
+        counts_1[bin] = 0;
+        counts_2[bin] = 0;
     }
     __syncthreads();
-    double acc_1 = 0.0;
-    double acc_2 = 0.0;
+    double acc_3 = 0.0;
+    double acc_4 = 0.0;
+    double acc_6 = 0.0;
+    float acc_5 = -unio_inf();
     // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
     for (int first = 0; first < n; first += 256) {
         const int e = int(first) + threadIdx.x;
         int counts_0_bin = UNIO_BINS;
+        int counts_1_bin = UNIO_BINS;
+        int counts_2_bin = UNIO_BINS;
         if (e < n) {
-            acc_1 = acc_1 + (double(w[e]) * double(g[e]));
-            acc_2 = acc_2 + (double(w[e]) * double(w[e]));
+            acc_3 = acc_3 + (double(w[e]) * double(g[e]));
+            acc_4 = acc_4 + (double(w[e]) * double(w[e]));
+            acc_6 = acc_6 + double(real(unio_isfinite(w[e]) ? 1 : 1));
+            acc_5 = unio_max(acc_5, float(unio_abs(w[e])));
             const float counts_0_value = unio_abs(w[e]);
             counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
+            const float counts_1_value = unio_abs(m[e]);
+            counts_1_bin = unio_isfinite(counts_1_value) ? int(__float_as_uint(counts_1_value) >> 23) : UNIO_BINS;
+            const float counts_2_value = unio_abs(v[e]);
+            counts_2_bin = unio_isfinite(counts_2_value) ? int(__float_as_uint(counts_2_value) >> 23) : UNIO_BINS;
         }
         unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+        unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
+        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
     }
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
+    const double total_3 = unio_block_sum(acc_3, partial);
+    const double total_4 = unio_block_sum(acc_4, partial);
+    const double total_6 = unio_block_sum(acc_6, partial);
+    const double total_5 = unio_block_max(acc_5, partial);
 
 
     // stat_0: the exponent that holds the rank, then the top mantissa bits under that exponent.
@@ -94,10 +126,72 @@ UNIO_KERNEL(256) perception_group_oracle(
     unio_find(counted, stat_0_rank - stat_0_below, found);
     const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
 
+
+    // stat_1: the exponent that holds the rank, then the top mantissa bits under that exponent.
+    __syncthreads();
+    unio_scan(counts_1, counted);
+    const int stat_1_finite = counted[UNIO_BINS - 1];
+    const int stat_1_rank = unio_rank(0.99, stat_1_finite);
+    unio_find(counted, stat_1_rank, found);
+    const int stat_1_exponent = found[0];
+    const int stat_1_below = found[1];
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_1[bin] = 0;
+    }
+    __syncthreads();
+    for (int first = 0; first < n; first += 256) {
+        const int e = first + threadIdx.x;
+        int bin = UNIO_BINS;
+        if (e < n) {
+            const float counts_1_value = unio_abs(m[e]);
+            const unsigned bits = __float_as_uint(counts_1_value);
+            const bool inside = unio_isfinite(counts_1_value) && int(bits >> 23) == stat_1_exponent;
+            bin = inside ? int(bits >> 15 & 255u) : UNIO_BINS;
+        }
+        unio_count(counts_1 + warp * UNIO_BINS, bin, lane);
+    }
+    __syncthreads();
+    unio_scan(counts_1, counted);
+    unio_find(counted, stat_1_rank - stat_1_below, found);
+    const float stat_1_value = unio_bin_value(stat_1_exponent, found[0], stat_1_rank - stat_1_below - found[1], found[2]);
+
+
+    // stat_2: the exponent that holds the rank, then the top mantissa bits under that exponent.
+    __syncthreads();
+    unio_scan(counts_2, counted);
+    const int stat_2_finite = counted[UNIO_BINS - 1];
+    const int stat_2_rank = unio_rank(0.99, stat_2_finite);
+    unio_find(counted, stat_2_rank, found);
+    const int stat_2_exponent = found[0];
+    const int stat_2_below = found[1];
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_2[bin] = 0;
+    }
+    __syncthreads();
+    for (int first = 0; first < n; first += 256) {
+        const int e = first + threadIdx.x;
+        int bin = UNIO_BINS;
+        if (e < n) {
+            const float counts_2_value = unio_abs(v[e]);
+            const unsigned bits = __float_as_uint(counts_2_value);
+            const bool inside = unio_isfinite(counts_2_value) && int(bits >> 23) == stat_2_exponent;
+            bin = inside ? int(bits >> 15 & 255u) : UNIO_BINS;
+        }
+        unio_count(counts_2 + warp * UNIO_BINS, bin, lane);
+    }
+    __syncthreads();
+    unio_scan(counts_2, counted);
+    unio_find(counted, stat_2_rank - stat_2_below, found);
+    const float stat_2_value = unio_bin_value(stat_2_exponent, found[0], stat_2_rank - stat_2_below - found[1], found[2]);
+
     if (threadIdx.x == 0 && n > 0) {
-        const real stat_1 = real(total_1);
-        const real stat_2 = real(total_2);
+        const real stat_3 = real(total_3);
+        const real stat_4 = real(total_4);
+        const real stat_6 = real(total_6);
+        const real stat_5 = real(total_5);
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
+        const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
+        const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
         const real weight_bound_x = stat_0;
         weight_bound_observed[0] = weight_bound_x;
         if (unio_isfinite(weight_bound_x)) {
@@ -105,12 +199,36 @@ UNIO_KERNEL(256) perception_group_oracle(
         } else {
             weight_bound_skipped[0] = weight_bound_skipped[0] + 1;
         }
-        const real wd_rate_x = unio_abs(stat_1) / unio_max(stat_2, real(1e-8));
+        const real adam_m_bound_x = stat_1;
+        adam_m_bound_observed[0] = adam_m_bound_x;
+        if (unio_isfinite(adam_m_bound_x)) {
+            pearl_ad_law(adam_m_bound_x, adam_m_bound_slot, adam_m_bound_smoothing);
+        } else {
+            adam_m_bound_skipped[0] = adam_m_bound_skipped[0] + 1;
+        }
+        const real adam_v_bound_x = stat_2;
+        adam_v_bound_observed[0] = adam_v_bound_x;
+        if (unio_isfinite(adam_v_bound_x)) {
+            pearl_ad_law(adam_v_bound_x, adam_v_bound_slot, adam_v_bound_smoothing);
+        } else {
+            adam_v_bound_skipped[0] = adam_v_bound_skipped[0] + 1;
+        }
+        const real wd_rate_x = unio_abs(stat_3) / unio_max(stat_4, real(1e-8));
         wd_rate_observed[0] = wd_rate_x;
         if (unio_isfinite(wd_rate_x)) {
             pearl_ad_law(wd_rate_x, wd_rate_slot, wd_rate_smoothing);
         } else {
             wd_rate_skipped[0] = wd_rate_skipped[0] + 1;
+        }
+        const real max_abs_w_x = stat_5;
+        max_abs_w_observed[0] = max_abs_w_x;
+        if (!unio_isfinite(max_abs_w_x)) {
+            max_abs_w_skipped[0] = max_abs_w_skipped[0] + 1;
+        }
+        const real elements_x = stat_6;
+        elements_observed[0] = elements_x;
+        if (!unio_isfinite(elements_x)) {
+            elements_skipped[0] = elements_skipped[0] + 1;
         }
     }
 }

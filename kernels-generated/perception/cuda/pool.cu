@@ -3,7 +3,7 @@
 
 // Additive attention over the steps of a sequence: a weighted mean of its states.
 // From `pool` in unio:common/attention.toml.
-UNIO_KERNEL(96) perception_pool_forward(
+UNIO_KERNEL(32) perception_pool_forward(
     UNIO_IN(real, h),
     UNIO_IN(real, b),
     UNIO_IN(real, v),
@@ -15,23 +15,23 @@ UNIO_KERNEL(96) perception_pool_forward(
     UNIO_OUT(real, alpha_3)
 ) {
     UNIO_SHARED(real, t_s, 0 * sizeof(real));
-    UNIO_SHARED(real, e_s, 320 * sizeof(real));
-    UNIO_SHARED(real, alpha_s, 340 * sizeof(real));
-    UNIO_SHARED(real, alpha_1_s, 360 * sizeof(real));
-    UNIO_SHARED(real, alpha_2_s, 361 * sizeof(real));
-    UNIO_SHARED(real, alpha_3_s, 381 * sizeof(real));
-    h = h + size_t(blockIdx.x) * 480;
-    z = z + size_t(blockIdx.x) * 24;
-    t = t + size_t(blockIdx.x) * 320;
-    alpha = alpha + size_t(blockIdx.x) * 20;
-    alpha_2 = alpha_2 + size_t(blockIdx.x) * 20;
+    UNIO_SHARED(real, e_s, 128 * sizeof(real));
+    UNIO_SHARED(real, alpha_s, 136 * sizeof(real));
+    UNIO_SHARED(real, alpha_1_s, 144 * sizeof(real));
+    UNIO_SHARED(real, alpha_2_s, 145 * sizeof(real));
+    UNIO_SHARED(real, alpha_3_s, 153 * sizeof(real));
+    h = h + size_t(blockIdx.x) * 128;
+    z = z + size_t(blockIdx.x) * 16;
+    t = t + size_t(blockIdx.x) * 128;
+    alpha = alpha + size_t(blockIdx.x) * 8;
+    alpha_2 = alpha_2 + size_t(blockIdx.x) * 8;
     alpha_3 = alpha_3 + size_t(blockIdx.x) * 1;
-    for (int e = threadIdx.x; e < 320; e += 96) {
+    for (int e = threadIdx.x; e < 128; e += 32) {
         const int k = e / 16;
         const int a = e % 16;
         real acc = real(0);
-        for (int i = 0; i < 24; ++i) {
-            acc = unio_fma(w[a * 24 + i], h[k * 24 + i], acc);
+        for (int i = 0; i < 16; ++i) {
+            acc = unio_fma(w[a * 16 + i], h[k * 16 + i], acc);
         }
         const real t_1_ = acc;
         const real t_ = unio_tanh(t_1_ + b[a]);
@@ -39,7 +39,7 @@ UNIO_KERNEL(96) perception_pool_forward(
         t[k * 16 + a] = t_;
     }
     __syncthreads();
-    if (threadIdx.x < 20) {
+    if (threadIdx.x < 8) {
         const int k = threadIdx.x;
         real acc = real(0);
         for (int a = 0; a < 16; ++a) {
@@ -51,14 +51,14 @@ UNIO_KERNEL(96) perception_pool_forward(
     __syncthreads();
     if (threadIdx.x == 0) {
         real acc = -real(unio_inf());
-        for (int k = 0; k < 20; ++k) {
+        for (int k = 0; k < 8; ++k) {
             acc = unio_max(acc, e_s[k]);
         }
         const real alpha_1_ = acc;
         alpha_1_s[0] = alpha_1_;
     }
     __syncthreads();
-    if (threadIdx.x < 20) {
+    if (threadIdx.x < 8) {
         const int k = threadIdx.x;
         const real alpha_2_ = unio_exp(e_s[k] - alpha_1_s[0]);
         alpha_2_s[k] = alpha_2_;
@@ -67,7 +67,7 @@ UNIO_KERNEL(96) perception_pool_forward(
     __syncthreads();
     if (threadIdx.x == 0) {
         real acc = real(0);
-        for (int k = 0; k < 20; ++k) {
+        for (int k = 0; k < 8; ++k) {
             acc = acc + alpha_2_s[k];
         }
         const real alpha_3_ = acc;
@@ -75,18 +75,18 @@ UNIO_KERNEL(96) perception_pool_forward(
         alpha_3[0] = alpha_3_;
     }
     __syncthreads();
-    if (threadIdx.x < 20) {
+    if (threadIdx.x < 8) {
         const int k = threadIdx.x;
         const real alpha_ = alpha_2_s[k] / alpha_3_s[0];
         alpha_s[k] = alpha_;
         alpha[k] = alpha_;
     }
     __syncthreads();
-    if (threadIdx.x < 24) {
+    if (threadIdx.x < 16) {
         const int i = threadIdx.x;
         real acc = real(0);
-        for (int k = 0; k < 20; ++k) {
-            acc = unio_fma(alpha_s[k], h[k * 24 + i], acc);
+        for (int k = 0; k < 8; ++k) {
+            acc = unio_fma(alpha_s[k], h[k * 16 + i], acc);
         }
         const real z_ = acc;
         z[i] = z_;
@@ -95,7 +95,7 @@ UNIO_KERNEL(96) perception_pool_forward(
 
 // Additive attention over the steps of a sequence: a weighted mean of its states.
 // From `pool` in unio:common/attention.toml.
-UNIO_KERNEL(128) perception_pool_adjoint(
+UNIO_KERNEL(64) perception_pool_adjoint(
     UNIO_IN(real, h),
     UNIO_IN(real, v),
     UNIO_IN(real, w),
@@ -103,40 +103,38 @@ UNIO_KERNEL(128) perception_pool_adjoint(
     UNIO_IN(real, alpha),
     UNIO_IN(real, alpha_2),
     UNIO_IN(real, alpha_3),
-    UNIO_IN(real, d_z_1),
-    UNIO_IN(real, d_z_2),
+    UNIO_IN(real, d_z),
     UNIO_OUT(real, d_h),
     UNIO_OUT(real, d_v),
     UNIO_OUT(real, d_b),
     UNIO_OUT(real, d_w)
 ) {
     UNIO_SHARED(real, d_z_total_s, 0 * sizeof(real));
-    UNIO_SHARED(real, d_alpha_s, 24 * sizeof(real));
-    UNIO_SHARED(real, d_alpha_3_s, 44 * sizeof(real));
-    UNIO_SHARED(real, d_alpha_2_part1_s, 45 * sizeof(real));
-    UNIO_SHARED(real, d_t_part1_s, 65 * sizeof(real));
-    h = h + size_t(blockIdx.x) * 480;
-    t = t + size_t(blockIdx.x) * 320;
-    alpha = alpha + size_t(blockIdx.x) * 20;
-    alpha_2 = alpha_2 + size_t(blockIdx.x) * 20;
+    UNIO_SHARED(real, d_alpha_s, 16 * sizeof(real));
+    UNIO_SHARED(real, d_alpha_3_s, 24 * sizeof(real));
+    UNIO_SHARED(real, d_alpha_2_part1_s, 25 * sizeof(real));
+    UNIO_SHARED(real, d_t_part1_s, 33 * sizeof(real));
+    h = h + size_t(blockIdx.x) * 128;
+    t = t + size_t(blockIdx.x) * 128;
+    alpha = alpha + size_t(blockIdx.x) * 8;
+    alpha_2 = alpha_2 + size_t(blockIdx.x) * 8;
     alpha_3 = alpha_3 + size_t(blockIdx.x) * 1;
-    d_z_1 = d_z_1 + size_t(blockIdx.x) * 24;
-    d_z_2 = d_z_2 + size_t(blockIdx.x) * 24;
-    d_h = d_h + size_t(blockIdx.x) * 480;
-    d_v = d_v + size_t(blockIdx.x) * 3706;
-    d_b = d_b + size_t(blockIdx.x) * 3706;
-    d_w = d_w + size_t(blockIdx.x) * 3706;
-    if (threadIdx.x < 24) {
+    d_z = d_z + size_t(blockIdx.x) * 16;
+    d_h = d_h + size_t(blockIdx.x) * 128;
+    d_v = d_v + size_t(blockIdx.x) * 10985;
+    d_b = d_b + size_t(blockIdx.x) * 10985;
+    d_w = d_w + size_t(blockIdx.x) * 10985;
+    if (threadIdx.x < 16) {
         const int i = threadIdx.x;
-        const real d_z_total_ = d_z_1[i] + d_z_2[i];
+        const real d_z_total_ = d_z[i];
         d_z_total_s[i] = d_z_total_;
     }
     __syncthreads();
-    if (threadIdx.x < 20) {
+    if (threadIdx.x < 8) {
         const int k = threadIdx.x;
         real acc = real(0);
-        for (int i = 0; i < 24; ++i) {
-            acc = unio_fma(d_z_total_s[i], h[k * 24 + i], acc);
+        for (int i = 0; i < 16; ++i) {
+            acc = unio_fma(d_z_total_s[i], h[k * 16 + i], acc);
         }
         const real d_alpha_ = acc;
         d_alpha_s[k] = d_alpha_;
@@ -144,21 +142,21 @@ UNIO_KERNEL(128) perception_pool_adjoint(
     __syncthreads();
     if (threadIdx.x == 0) {
         real acc = real(0);
-        for (int k = 0; k < 20; ++k) {
+        for (int k = 0; k < 8; ++k) {
             acc = acc + -(d_alpha_s[k] * alpha[k] / alpha_3[0]);
         }
         const real d_alpha_3_ = acc;
         d_alpha_3_s[0] = d_alpha_3_;
     }
     __syncthreads();
-    if (threadIdx.x < 20) {
+    if (threadIdx.x < 8) {
         const int k = threadIdx.x;
         const real d_alpha_2_ = d_alpha_s[k] / alpha_3[0] + d_alpha_3_s[0];
         const real d_alpha_2_part1_ = d_alpha_2_ * alpha_2[k];
         d_alpha_2_part1_s[k] = d_alpha_2_part1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 320; e += 128) {
+    for (int e = threadIdx.x; e < 128; e += 64) {
         const int k = e / 16;
         const int a = e % 16;
         const real d_t_ = d_alpha_2_part1_s[k] * v[a];
@@ -166,39 +164,39 @@ UNIO_KERNEL(128) perception_pool_adjoint(
         d_t_part1_s[k * 16 + a] = d_t_part1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 480; e += 128) {
-        const int k = e / 24;
-        const int i = e % 24;
+    for (int e = threadIdx.x; e < 128; e += 64) {
+        const int k = e / 16;
+        const int i = e % 16;
         real acc = real(0);
         for (int a = 0; a < 16; ++a) {
-            acc = unio_fma(d_t_part1_s[k * 16 + a], w[a * 24 + i], acc);
+            acc = unio_fma(d_t_part1_s[k * 16 + a], w[a * 16 + i], acc);
         }
         const real d_h_ = unio_fma(d_z_total_s[i], alpha[k], acc);
-        d_h[k * 24 + i] = d_h_;
+        d_h[k * 16 + i] = d_h_;
     }
     if (threadIdx.x < 16) {
         const int a = threadIdx.x;
         real acc = real(0);
-        for (int k = 0; k < 20; ++k) {
+        for (int k = 0; k < 8; ++k) {
             acc = acc + d_t_part1_s[k * 16 + a];
         }
         const real d_b_ = acc;
         d_b[a] = d_b_;
         real acc2 = real(0);
-        for (int k = 0; k < 20; ++k) {
+        for (int k = 0; k < 8; ++k) {
             acc2 = unio_fma(d_alpha_2_part1_s[k], t[k * 16 + a], acc2);
         }
         const real d_v_ = acc2;
         d_v[a] = d_v_;
     }
-    for (int e = threadIdx.x; e < 384; e += 128) {
-        const int a = e / 24;
-        const int i = e % 24;
+    for (int e = threadIdx.x; e < 256; e += 64) {
+        const int a = e / 16;
+        const int i = e % 16;
         real acc = real(0);
-        for (int k = 0; k < 20; ++k) {
-            acc = unio_fma(d_t_part1_s[k * 16 + a], h[k * 24 + i], acc);
+        for (int k = 0; k < 8; ++k) {
+            acc = unio_fma(d_t_part1_s[k * 16 + a], h[k * 16 + i], acc);
         }
         const real d_w_ = acc;
-        d_w[a * 24 + i] = d_w_;
+        d_w[a * 16 + i] = d_w_;
     }
 }

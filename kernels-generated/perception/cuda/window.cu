@@ -8,36 +8,52 @@ UNIO_KERNEL(64) perception_window_forward(
     UNIO_IN(real, direction),
     UNIO_IN(real, feature),
     UNIO_IN(real, gap),
+    UNIO_IN(real, target),
     UNIO_IN(real, volatility),
     UNIO_OUT(real, dt),
+    UNIO_OUT(real, how_volatile),
     UNIO_OUT(real, is_up),
     UNIO_OUT(real, is_volatile),
+    UNIO_OUT(real, today),
     UNIO_OUT(real, x),
     int direction_rows_,
     int feature_rows_,
     int gap_rows_,
+    int target_rows_,
     int volatility_rows_
 ) {
     row = row + size_t(blockIdx.x) * 1;
-    dt = dt + size_t(blockIdx.x) * 20;
+    dt = dt + size_t(blockIdx.x) * 8;
+    how_volatile = how_volatile + size_t(blockIdx.x) * 1;
     is_up = is_up + size_t(blockIdx.x) * 1;
     is_volatile = is_volatile + size_t(blockIdx.x) * 1;
-    x = x + size_t(blockIdx.x) * 200;
-    for (int e = threadIdx.x; e < 200; e += 64) {
-        const int k = e / 10;
-        const int f = e % 10;
-        const real x_ = feature[unio_row(row[0] - 20 + 1 + k, feature_rows_) * 10 + f];
-        x[k * 10 + f] = x_;
+    today = today + size_t(blockIdx.x) * 18;
+    x = x + size_t(blockIdx.x) * 144;
+    for (int e = threadIdx.x; e < 144; e += 64) {
+        const int k = e / 18;
+        const int m = e / 3 % 6;
+        const int i = e % 3;
+        const real x_ = feature[unio_row(row[0] - 8 + 1 + k, feature_rows_) * 18 + m * 3 + i];
+        x[k * 18 + m * 3 + i] = x_;
     }
-    if (threadIdx.x < 20) {
+    if (threadIdx.x < 8) {
         const int k = threadIdx.x;
-        const real dt_ = gap[unio_row(row[0] - 20 + 1 + k, gap_rows_)];
+        const real dt_ = gap[unio_row(row[0] - 8 + 1 + k, gap_rows_)];
         dt[k] = dt_;
+    }
+    if (threadIdx.x < 18) {
+        const int e = threadIdx.x;
+        const int m = e / 3;
+        const int i = e % 3;
+        const real today_ = feature[unio_row(row[0], feature_rows_) * 18 + m * 3 + i];
+        today[m * 3 + i] = today_;
     }
     if (threadIdx.x == 0) {
         const real is_up_ = direction[unio_row(row[0], direction_rows_)];
         is_up[0] = is_up_;
         const real is_volatile_ = volatility[unio_row(row[0], volatility_rows_)];
         is_volatile[0] = is_volatile_;
+        const real how_volatile_ = target[unio_row(row[0], target_rows_)];
+        how_volatile[0] = how_volatile_;
     }
 }

@@ -39,6 +39,9 @@ pub struct FoldData {
     pub direction: Vec<f32>,
     /// 1 where the volatility of the days ahead is above [`FoldData::threshold`], else 0: `[rows]`.
     pub volatility: Vec<f32>,
+    /// Logarithm of the volatility of the days ahead, at least [`FLOOR`](super::features::FLOOR) a day, with mean 0 and
+    /// standard deviation 1 over the rows in [`FoldData::train`]: `[rows]`.
+    pub log_volatility: Vec<f32>,
     /// Training rows, rising.
     pub train: Vec<i32>,
     /// Test rows, rising: the whole test span.
@@ -135,12 +138,23 @@ impl Dataset {
             dt: self.dt.iter().map(|days| *days as f32).collect(),
             direction: flags(self.direction.iter().copied()),
             volatility: flags(self.realised.iter().map(|volatility| *volatility > threshold)),
+            log_volatility: self.log_volatility(&ends),
             train: indices(ends),
             test: indices(fold.test.clone()),
             threshold,
             columns,
             fold,
         }
+    }
+
+    fn log_volatility(&self, train: &Range<usize>) -> Vec<f32> {
+        let logs: Vec<f64> = self.realised.iter().map(|volatility| volatility.max(features::FLOOR).ln()).collect();
+        let seen = &logs[train.clone()];
+        let mean = seen.iter().sum::<f64>() / seen.len() as f64;
+        let square = seen.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / seen.len() as f64;
+        // Volatility that never moves is a target of 0, not of 0 / 0.
+        let scale = if square > 0.0 { square.sqrt() } else { 1.0 };
+        logs.iter().map(|x| ((x - mean) / scale) as f32).collect()
     }
 
     fn columns(&self, train: &Range<usize>) -> Vec<Column> {
@@ -212,7 +226,7 @@ mod tests {
         assert_eq!(data.rows(), 400);
         let folds = data.folds(&Folds { spans: 4, purge: 5, embargo: 7 }, 16).unwrap();
         for (fold, k) in folds.iter().zip(1..) {
-            assert_eq!(fold.features.len(), 400 * 10);
+            assert_eq!(fold.features.len(), 400 * Feature::ALL.len());
             assert!([&fold.dt, &fold.direction, &fold.volatility].iter().all(|series| series.len() == 400));
             assert_eq!(fold.train, (15..100 * k - 12).collect::<Vec<i32>>());
             assert_eq!(fold.test, (100 * k..100 * (k + 1)).collect::<Vec<i32>>());
@@ -236,7 +250,7 @@ mod tests {
     #[test]
     fn training_rows_are_centred_and_their_labels_balanced() {
         for fold in dataset(800, 4).folds(&Folds::default(), 1).unwrap() {
-            let column = fold.train.iter().map(|row| f64::from(fold.features[*row as usize * 10 + 7]));
+            let column = fold.train.iter().map(|row| f64::from(fold.features[*row as usize * Feature::ALL.len() + 7]));
             let count = fold.train.len() as f64;
             assert!((column.clone().sum::<f64>() / count).abs() < 1e-6);
             assert!((column.map(|value| value * value).sum::<f64>() / count - 1.0).abs() < 1e-5);
@@ -260,9 +274,12 @@ mod tests {
             let (a, b) = (fold(&before), fold(&after));
             let rows = a.fold.train.end;
             prop_assert_ne!(&a.features, &b.features);
-            prop_assert_eq!(&a.features[..rows * 10], &b.features[..rows * 10]);
+            prop_assert_eq!(&a.features[..rows * Feature::ALL.len()], &b.features[..rows * Feature::ALL.len()]);
             prop_assert_eq!((&a.direction[..rows], &a.volatility[..rows]), (&b.direction[..rows], &b.volatility[..rows]));
-            prop_assert_eq!((a.threshold, &a.columns, &a.train), (b.threshold, &b.columns, &b.train));
+            prop_assert_eq!(&a.log_volatility[..rows], &b.log_volatility[..rows]);
+            // Whether a column that stands still in training moves later is for the report alone.
+            let scales = |fold: &FoldData| -> Vec<(f64, f64)> { fold.columns.iter().map(|c| (c.mean, c.scale)).collect() };
+            prop_assert_eq!((a.threshold, scales(&a), &a.train), (b.threshold, scales(&b), &b.train));
         }
 
         #[test]

@@ -37,11 +37,57 @@ pub enum Feature {
     ///
     /// A volume of 0 means not recorded, so the last one recorded stands in; 0 before any is recorded.
     VolumeChange,
+    /// `relative_return_1`: `return_1` over the mean range of 20 days.
+    RelativeReturn1,
+    /// `relative_return_5`: `return_5` over the mean range of 20 days.
+    RelativeReturn5,
+    /// `relative_return_20`: `return_20` over the mean range of 20 days.
+    RelativeReturn20,
+    /// `log_decayed_range_3`: logarithm of the decayed mean of the range, half-life 3 days, at least [`FLOOR`].
+    LogDecayedRange3,
+    /// `log_decayed_range_8`: the same with a half-life of 8 days.
+    LogDecayedRange8,
+    /// `range_change`: `log_range_1` less `log_range_5`.
+    RangeChange,
+    /// `log_garman_klass_3`: logarithm of the decayed mean, half-life 3 days, of the day's volatility by Garman and Klass
+    /// (1980), `√(½ ln(high/low)² − (2 ln 2 − 1) ln(close/open)²)`; at least [`FLOOR`].
+    LogGarmanKlass3,
+    /// `volatility_to_range_5`: `log_volatility_5` less `log_range_5`.
+    VolatilityToRange5,
+    /// `range_trend`: `log_decayed_range_3` less `log_range_20`.
+    RangeTrend,
+    /// `volume_trend`: logarithm of the mean volume of 5 days over that of 20.
+    VolumeTrend,
+    /// `volume_surge`: logarithm of the day's volume over the mean of 5 days, that day the last.
+    VolumeSurge,
+    /// `close_place`: where between low (0) and high (1) the day closed, in logarithms; ½ on a day without a range.
+    ClosePlace,
+    /// `relative_body`: `ln(close / open)` over the mean range of 20 days.
+    RelativeBody,
+    /// `close_place_5`: mean of `close_place` over 5 days.
+    ClosePlace5,
+    /// `log_decayed_fall_range_3`: logarithm of the decayed mean of the range and what the close fell by, together, half-life
+    /// 3 days, at least [`FLOOR`].
+    LogDecayedFallRange3,
+    /// `fall_to_range_5`: logarithm of the decayed mean of what the close fell by over that of the range, half-life 5 days.
+    FallToRange5,
+    /// `rise_to_range_5`: the same of what it rose by.
+    RiseToRange5,
 }
+
+/// Features by what they are about: what a run takes if it names none. Each group is one variable to the model.
+pub const GROUPS: [(&str, [Feature; 3]); 6] = [
+    ("candle", [Feature::ClosePlace, Feature::ClosePlace5, Feature::RelativeBody]),
+    ("downside", [Feature::LogDecayedFallRange3, Feature::FallToRange5, Feature::RiseToRange5]),
+    ("ranges", [Feature::LogDecayedRange3, Feature::LogDecayedRange8, Feature::RangeChange]),
+    ("returns", [Feature::RelativeReturn1, Feature::RelativeReturn5, Feature::RelativeReturn20]),
+    ("volatility", [Feature::LogGarmanKlass3, Feature::VolatilityToRange5, Feature::RangeTrend]),
+    ("volume", [Feature::VolumeTrend, Feature::VolumeChange, Feature::VolumeSurge]),
+];
 
 impl Feature {
     /// Every feature, in column order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 27] = [
         Self::Return1,
         Self::Return5,
         Self::Return20,
@@ -52,6 +98,23 @@ impl Feature {
         Self::LogVolatility5,
         Self::LogVolatility20,
         Self::VolumeChange,
+        Self::RelativeReturn1,
+        Self::RelativeReturn5,
+        Self::RelativeReturn20,
+        Self::LogDecayedRange3,
+        Self::LogDecayedRange8,
+        Self::RangeChange,
+        Self::LogGarmanKlass3,
+        Self::VolatilityToRange5,
+        Self::RangeTrend,
+        Self::VolumeTrend,
+        Self::VolumeSurge,
+        Self::ClosePlace,
+        Self::RelativeBody,
+        Self::ClosePlace5,
+        Self::LogDecayedFallRange3,
+        Self::FallToRange5,
+        Self::RiseToRange5,
     ];
 
     /// The name that specs and reports use.
@@ -67,6 +130,23 @@ impl Feature {
             Self::LogVolatility5 => "log_volatility_5",
             Self::LogVolatility20 => "log_volatility_20",
             Self::VolumeChange => "volume_change",
+            Self::RelativeReturn1 => "relative_return_1",
+            Self::RelativeReturn5 => "relative_return_5",
+            Self::RelativeReturn20 => "relative_return_20",
+            Self::LogDecayedRange3 => "log_decayed_range_3",
+            Self::LogDecayedRange8 => "log_decayed_range_8",
+            Self::RangeChange => "range_change",
+            Self::LogGarmanKlass3 => "log_garman_klass_3",
+            Self::VolatilityToRange5 => "volatility_to_range_5",
+            Self::RangeTrend => "range_trend",
+            Self::VolumeTrend => "volume_trend",
+            Self::VolumeSurge => "volume_surge",
+            Self::ClosePlace => "close_place",
+            Self::RelativeBody => "relative_body",
+            Self::ClosePlace5 => "close_place_5",
+            Self::LogDecayedFallRange3 => "log_decayed_fall_range_3",
+            Self::FallToRange5 => "fall_to_range_5",
+            Self::RiseToRange5 => "rise_to_range_5",
         }
     }
 }
@@ -120,15 +200,29 @@ pub fn volatility(returns: &[f64]) -> f64 {
 /// day depend on all days before it.
 struct History<'a> {
     close: &'a [f64],
+    bars: &'a Bars,
     returns: Vec<f64>,
     ranges: Vec<f64>,
+    falls: Vec<f64>,
+    rises: Vec<f64>,
+    garman_klass: Vec<f64>,
     volume: Vec<f64>,
 }
 
 impl<'a> History<'a> {
     fn new(bars: &'a Bars) -> Self {
-        let ranges = bars.high().iter().zip(bars.low()).map(|(high, low)| high.ln() - low.ln()).collect();
-        Self { close: bars.return_close(), returns: log_returns(bars), ranges, volume: carried(bars.volume()) }
+        let ranges: Vec<f64> = bars.high().iter().zip(bars.low()).map(|(high, low)| high.ln() - low.ln()).collect();
+        let returns = log_returns(bars);
+        Self {
+            close: bars.return_close(),
+            bars,
+            falls: returns.iter().map(|r| (-r).max(0.0)).collect(),
+            rises: returns.iter().map(|r| r.max(0.0)).collect(),
+            garman_klass: (0..bars.len()).map(|bar| garman_klass(ranges[bar], body(bars, bar))).collect(),
+            returns,
+            ranges,
+            volume: carried(bars.volume()),
+        }
     }
 
     fn value(&self, feature: Feature, bar: usize) -> f64 {
@@ -142,18 +236,71 @@ impl<'a> History<'a> {
             Feature::LogVolatility1 => floored_ln(self.returns[bar].abs()),
             Feature::LogVolatility5 => floored_ln(volatility(last(&self.returns, bar, 5))),
             Feature::LogVolatility20 => floored_ln(volatility(last(&self.returns, bar, 20))),
-            Feature::VolumeChange => self.volume_change(bar),
+            Feature::VolumeChange => self.volume_over(bar, 1, 20),
+            Feature::RelativeReturn1 => self.relative(bar, self.log_return(bar, 1)),
+            Feature::RelativeReturn5 => self.relative(bar, self.log_return(bar, 5)),
+            Feature::RelativeReturn20 => self.relative(bar, self.log_return(bar, 20)),
+            Feature::LogDecayedRange3 => decayed_ln(&self.ranges, bar, 3.0),
+            Feature::LogDecayedRange8 => decayed_ln(&self.ranges, bar, 8.0),
+            Feature::RangeChange => self.value(Feature::LogRange1, bar) - self.value(Feature::LogRange5, bar),
+            Feature::LogGarmanKlass3 => decayed_ln(&self.garman_klass, bar, 3.0),
+            Feature::VolatilityToRange5 => {
+                self.value(Feature::LogVolatility5, bar) - self.value(Feature::LogRange5, bar)
+            }
+            Feature::RangeTrend => decayed_ln(&self.ranges, bar, 3.0) - self.value(Feature::LogRange20, bar),
+            Feature::VolumeTrend => self.volume_over(bar, 5, 20),
+            Feature::VolumeSurge => self.volume_over(bar, 1, 5),
+            Feature::ClosePlace => self.close_place(bar),
+            Feature::RelativeBody => self.relative(bar, body(self.bars, bar)),
+            Feature::ClosePlace5 => (bar - 4..=bar).map(|day| self.close_place(day)).sum::<f64>() / 5.0,
+            Feature::LogDecayedFallRange3 => {
+                floored_ln(decayed(&self.ranges, bar, 3.0) + decayed(&self.falls, bar, 3.0))
+            }
+            Feature::FallToRange5 => decayed_ln(&self.falls, bar, 5.0) - decayed_ln(&self.ranges, bar, 5.0),
+            Feature::RiseToRange5 => decayed_ln(&self.rises, bar, 5.0) - decayed_ln(&self.ranges, bar, 5.0),
         }
+    }
+
+    /// In units of the mean range of 20 days, at least [`FLOOR`].
+    fn relative(&self, bar: usize, value: f64) -> f64 {
+        value / mean(last(&self.ranges, bar, 20)).max(FLOOR)
+    }
+
+    fn close_place(&self, bar: usize) -> f64 {
+        let above_low = self.bars.close()[bar].ln() - self.bars.low()[bar].ln();
+        if self.ranges[bar] > 0.0 { above_low / self.ranges[bar] } else { 0.5 }
     }
 
     fn log_return(&self, bar: usize, days: usize) -> f64 {
         self.close[bar].ln() - self.close[bar - days].ln()
     }
 
-    fn volume_change(&self, bar: usize) -> f64 {
-        let (today, recent) = (self.volume[bar], last(&self.volume, bar, 20));
-        if today > 0.0 { today.ln() - ln_mean_recorded(recent) } else { 0.0 }
+    /// Logarithm of the mean volume of the last `days` over that of the last `base` days; 0 before any is recorded.
+    fn volume_over(&self, bar: usize, days: usize, base: usize) -> f64 {
+        let recent = |days| ln_mean_recorded(last(&self.volume, bar, days));
+        if self.volume[bar] > 0.0 { recent(days) - recent(base) } else { 0.0 }
     }
+}
+
+/// The decayed mean: of the last [`WARM_UP`] days, with weights that halve every `half_life` days, so that an old day does not leave with a
+/// jump.
+fn decayed(series: &[f64], bar: usize, half_life: f64) -> f64 {
+    let weights = (0..WARM_UP).rev().map(|age| (-(age as f64) / half_life).exp2());
+    let total: f64 = weights.clone().sum();
+    last(series, bar, WARM_UP).iter().zip(weights).map(|(value, weight)| value * weight).sum::<f64>() / total
+}
+
+fn decayed_ln(series: &[f64], bar: usize, half_life: f64) -> f64 {
+    floored_ln(decayed(series, bar, half_life))
+}
+
+fn body(bars: &Bars, bar: usize) -> f64 {
+    bars.close()[bar].ln() - bars.open()[bar].ln()
+}
+
+fn garman_klass(range: f64, body: f64) -> f64 {
+    let square = 0.5 * range * range - (2.0 * std::f64::consts::LN_2 - 1.0) * body * body;
+    square.max(0.0).sqrt()
 }
 
 fn last(series: &[f64], bar: usize, days: usize) -> &[f64] {
@@ -192,6 +339,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_group_holds_each_feature_once() {
+        let all: Vec<Feature> = GROUPS.iter().flat_map(|(_, features)| *features).collect();
+        assert!((1..all.len()).all(|at| !all[..at].contains(&all[at])));
+        assert!(GROUPS.is_sorted_by_key(|(name, _)| *name));
+    }
+
+    #[test]
     fn names_go_both_ways_and_an_unknown_one_lists_them() {
         for feature in Feature::ALL {
             assert_eq!(feature.to_string().parse::<Feature>().unwrap(), feature);
@@ -203,7 +357,7 @@ mod tests {
     #[test]
     fn a_day_is_what_its_formulas_say() {
         let bars = fixture::bars(30, 3);
-        let row = compute(&bars, &Feature::ALL)[4 * 10..5 * 10].to_vec();
+        let row = compute(&bars, &Feature::ALL)[4 * 27..5 * 27].to_vec();
         let (c, bar) = (bars.close(), 24);
         let range = |t: usize| (bars.high()[t] / bars.low()[t]).ln();
         let r: Vec<f64> = (bar - 4..=bar).map(|t| (c[t] / c[t - 1]).ln()).collect();
@@ -217,6 +371,23 @@ mod tests {
         near(row[6], r[4].abs().ln());
         near(row[7], sd.ln());
         near(row[9], (bars.volume()[bar] / v20).ln());
+        let m20 = (bar - 19..=bar).map(range).sum::<f64>() / 20.0;
+        near(row[11], (c[bar] / c[bar - 5]).ln() / m20);
+        let decayed = |half_life: f64, value: &dyn Fn(usize) -> f64| {
+            let weight = |t: usize| 0.5f64.powf((bar - t) as f64 / half_life);
+            (bar - 19..=bar).map(|t| weight(t) * value(t)).sum::<f64>() / (bar - 19..=bar).map(weight).sum::<f64>()
+        };
+        near(row[13], decayed(3.0, &range).ln());
+        near(row[15], range(bar).ln() - row[4]);
+        let body = |t: usize| (bars.close()[t] / bars.open()[t]).ln();
+        let daily = |t: usize| (0.5 * range(t).powi(2) - (4f64.ln() - 1.0) * body(t).powi(2)).max(0.0).sqrt();
+        near(row[16], decayed(3.0, &daily).max(FLOOR).ln());
+        near(row[21], (bars.close()[bar] / bars.low()[bar]).ln() / range(bar));
+        let place = |t: usize| (bars.close()[t] / bars.low()[t]).ln() / range(t);
+        near(row[23], (bar - 4..=bar).map(place).sum::<f64>() / 5.0);
+        let fall = |t: usize| (-(c[t] / c[t - 1]).ln()).max(0.0);
+        near(row[24], decayed(3.0, &|t| range(t) + fall(t)).ln());
+        near(row[25], decayed(5.0, &fall).max(FLOOR).ln() - decayed(5.0, &range).ln());
     }
 
     #[test]
@@ -232,7 +403,7 @@ mod tests {
     fn days_without_movement_or_volume_stay_finite() {
         let flat = fixture::from_closes(&[5.0; 40], &[0.0; 40]);
         let values = compute(&flat, &Feature::ALL);
-        assert_eq!(values.len(), 20 * 10);
+        assert_eq!(values.len(), 20 * Feature::ALL.len());
         assert!(values.iter().all(|v| v.is_finite()));
         assert_eq!(values[6], FLOOR.ln());
         assert_eq!(values[9], 0.0);

@@ -33,7 +33,7 @@ mod fixture;
 pub use bars::Bars;
 pub use dataset::{Dataset, FoldData};
 pub use error::DataError;
-pub use features::{Feature, WARM_UP};
+pub use features::{Feature, GROUPS, WARM_UP};
 pub use labels::HORIZON;
 pub use normalise::{Column, ColumnState};
 pub use walk_forward::{Fold, Folds};

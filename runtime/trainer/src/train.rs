@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use indicatif::ProgressBar;
 use unio::data::{Bars, Dataset, FoldData};
 use unio::device::{Device, Real};
@@ -61,15 +61,28 @@ fn check_states(run: &Run, args: &TrainArgs) -> Result<()> {
 
 fn load(run: &Run) -> Result<Vec<FoldData>> {
     let bars = Bars::read(&run.data)?;
-    let dataset = Dataset::new(&bars, &run.features, run.horizon)?;
-    let inputs = size("F")?;
-    if run.features.len() != inputs {
-        bail!(
-            "the run names {} features, the model takes {inputs}: change `features` or the size F",
-            run.features.len()
+    let dataset = Dataset::new(&bars, &run.features(), run.horizon)?;
+    check_groups(run)?;
+    Ok(dataset.folds(&run.folds, size("K")?)?)
+}
+
+/// The model takes M groups of I features, and the slots of its selection mask name them.
+fn check_groups(run: &Run) -> Result<()> {
+    let (groups, features) = (size("M")?, size("I")?);
+    let named = artefacts().slots.iter().find(|s| s.name == "vsn_mask_ema").map_or(&[][..], |s| &s.members);
+    let found: Vec<&String> = run.groups.iter().map(|(name, _)| name).collect();
+    ensure!(
+        found.len() == groups && found.iter().copied().eq(named),
+        "the run has the feature groups {found:?}, the model takes {named:?}: rename or complete `features`"
+    );
+    for (name, group) in &run.groups {
+        ensure!(
+            group.len() == features,
+            "the group `{name}` has {} features, the model takes {features} a group: change `features` or the size I",
+            group.len()
         );
     }
-    Ok(dataset.folds(&run.folds, size("K")?)?)
+    Ok(())
 }
 
 fn size(name: &str) -> Result<usize> {
@@ -124,10 +137,18 @@ impl Trainer {
         self.session.write(buffers::GAP, &data.dt)?;
         self.session.write(buffers::DIRECTION_LABEL, &data.direction)?;
         self.session.write(buffers::VOLATILITY_LABEL, &data.volatility)?;
+        self.session.write(buffers::LOG_VOLATILITY, &data.log_volatility)?;
         self.session.reset(When::Fold)?;
         self.session.init_params(self.run.seed + data.fold.number as u64)?;
-        for (name, value) in &self.run.states {
-            self.session.set_state_named(name, *value)?;
+        Ok(())
+    }
+
+    /// What the run sets for an epoch; the last value given lasts.
+    fn set_states(&mut self, epoch: usize) -> Result<()> {
+        for (name, values) in &self.run.states {
+            if let Some(value) = values.get(epoch - 1).or(values.last()) {
+                self.session.set_state_named(name, *value)?;
+            }
         }
         Ok(())
     }
@@ -136,6 +157,7 @@ impl Trainer {
     fn epoch(&mut self, data: &FoldData, epoch: usize) -> Result<f64> {
         let number = (data.fold.number * 1000 + epoch) as u64;
         let order = permutation(self.run.seed, number, &data.train);
+        self.set_states(epoch)?;
         self.start_rows(data, &order)?;
         for _ in 0..steps(order.len()) {
             self.session.run(Phase::Train)?;
