@@ -171,7 +171,11 @@ fn programs_of_updates_and_signals() {
 /// Who runs after whom.
 #[test]
 fn order_of_a_step() {
-    let stages = stages("steering");
+    insta::assert_snapshot!(order("steering"));
+}
+
+fn order(name: &str) -> String {
+    let stages = stages(name);
     let mut text = String::new();
     for launch in &stages.plan.train {
         let after: Vec<&str> = launch.after.iter().map(|n| stages.plan.train[*n].name.as_str()).collect();
@@ -179,7 +183,7 @@ fn order_of_a_step() {
         let mark = if evaluated { " (evaluated too)" } else { "" };
         writeln!(text, "{}{mark} after {}", launch.name, after.join(", ")).unwrap();
     }
-    insta::assert_snapshot!(text);
+    text
 }
 
 #[test]
@@ -214,6 +218,28 @@ fn cuda_of_a_producer() {
 #[test]
 fn cuda_of_the_reducer() {
     insta::assert_snapshot!(kernel_text("sum", "reduce_axis0", "t_reduce_axis0"));
+}
+
+/// One block takes all samples, and its shared memory goes from one to the next.
+#[test]
+fn cuda_of_a_single_block() {
+    insta::assert_snapshot!(kernel_text("schedules", "second", "t_second_adjoint"));
+}
+
+#[test]
+fn cuda_of_deferred_gradients() {
+    insta::assert_snapshot!(kernel_text("schedules", "third", "t_third_gradients"));
+}
+
+/// The scratch has columns of one stage only, whose sums go where its gradients belong.
+#[test]
+fn cuda_of_a_reducer_among_deferred_gradients() {
+    insta::assert_snapshot!(kernel_text("schedules", "reduce_axis0", "t_reduce_axis0"));
+}
+
+#[test]
+fn order_of_a_step_with_deferred_gradients() {
+    insta::assert_snapshot!(order("schedules"));
 }
 
 #[test]

@@ -174,8 +174,8 @@ fn program() -> Program {
         train,
         evaluate: vec![count, forward],
         stages: vec![
-            Stage { name: "scale".into(), forward: 1, adjoint: Some(2) },
-            Stage { name: "data".into(), forward: 5, adjoint: None },
+            Stage { name: "scale".into(), forward: 1, adjoint: Some(2), gradients: None },
+            Stage { name: "data".into(), forward: 5, adjoint: None, gradients: None },
         ],
     }
 }

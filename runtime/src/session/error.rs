@@ -132,7 +132,7 @@ pub enum SessionError {
     NoKernel {
         /// The stage.
         stage: String,
-        /// `forward` or `adjoint`.
+        /// `forward`, `adjoint` or `gradients`.
         direction: &'static str,
     },
     /// A slot family's member that is none.

@@ -63,6 +63,8 @@ pub enum Direction {
     Forward,
     /// The derivatives.
     Adjoint,
+    /// Gradients of the parameters, where the stage's schedule defers them.
+    Gradients,
 }
 
 /// A spec set on a device.
@@ -148,6 +150,7 @@ impl Session {
         let (kernel, name) = match direction {
             Direction::Forward => (Some(found.forward), "forward"),
             Direction::Adjoint => (found.adjoint, "adjoint"),
+            Direction::Gradients => (found.gradients, "gradients"),
         };
         let find = |kernel| self.train.of_kernel(kernel).or_else(|| self.evaluate.of_kernel(kernel));
         let launch =
