@@ -243,6 +243,29 @@ fn order_of_a_step_with_deferred_gradients() {
 }
 
 #[test]
+fn stages_explained() {
+    insta::assert_snapshot!(explained("schedules", Some("first")).unwrap());
+    let all = explained("schedules", None).unwrap();
+    let titles: Vec<&str> =
+        all.lines().filter(|line| line.starts_with("stage ") || line.starts_with("model ")).collect();
+    assert_eq!(titles.len(), 5, "{titles:?}");
+    assert_eq!(explained("schedules", Some("step")).unwrap().matches("stage ").count(), 3);
+    let unknown = explained("schedules", Some("thrid")).unwrap_err();
+    assert!(unknown.contains("no stage or block `thrid`; the stages are first, second, third, last"), "{unknown}");
+    assert!(explained("nothing", None).unwrap_err().contains("the set has no model"));
+}
+
+fn explained(name: &str, stage: Option<&str>) -> Result<String, String> {
+    let files = match name {
+        "nothing" => vec![("t/unio.toml".to_owned(), unio_tests::MANIFEST.to_owned())],
+        name => files(&fixture_text(&format!("pass/{name}.toml"))),
+    };
+    let set = SetFiles::from_texts(borrowed(&files));
+    let included = common::included(&set, None).unwrap();
+    unio_codegen::explain(&set, &included, "", stage).map_err(|error| error.to_string())
+}
+
+#[test]
 fn wiring_of_slots() {
     let text = &compiled("steering").mirror["t/WIRING.md"];
     insta::assert_snapshot!(text.split("## Model").next().unwrap_or_default());
