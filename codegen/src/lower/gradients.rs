@@ -123,7 +123,9 @@ impl Tiles<'_> {
         vars.iter().zip(&names).for_each(|(var, name)| printer.unbind(*var, name));
         printer.namer.release(&at);
         let (total, step) = (extents.iter().product::<usize>(), self.threads / width);
-        Op::For { head: format!("int {at} = threadIdx.x / {width}; {at} < {total}; {at} += {step}"), body: ops }
+        // Samples, steps and whatever else may be more together than any one tensor has elements.
+        let ty = if total + step > i32::MAX as usize { "long long" } else { "int" };
+        Op::For { head: format!("{ty} {at} = threadIdx.x / {width}; {at} < {total}; {at} += {step}"), body: ops }
     }
 }
 

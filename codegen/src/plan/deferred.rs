@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use unio_interface::{Access, Role as Outer};
 
 use super::block::scalar_params;
-use super::{Body, GradientsBody, Param, memory_elem, outer_role};
+use super::{GradientsBody, Param, memory_elem, outer_role};
 use crate::math::{Assign, BinaryFn, Expr, Node, Program, Reduction, Role, TensorId, VarId};
 
 /// An adjoint in its two parts.
@@ -85,8 +85,8 @@ fn of_sample(program: &Program, expr: &Expr, sample: VarId) -> Expr {
     }
 }
 
-/// The body of the second part's kernel, and its pointer parameters.
-pub(super) fn plan(program: Program) -> (Body, Vec<Param>) {
+/// The body of the second part's kernel, and its pointer parameters, in the order of the tensors.
+pub(super) fn plan(program: Program) -> (GradientsBody, Vec<Param>) {
     let read: BTreeSet<TensorId> = program.assigns().flat_map(|(a, _)| a.value.loads()).collect();
     let written: BTreeSet<TensorId> = program.assigns().map(|(a, _)| a.tensor).collect();
     let mut params: Vec<Param> = Vec::new();
@@ -96,7 +96,7 @@ pub(super) fn plan(program: Program) -> (Body, Vec<Param>) {
         params.push(param(&program, *id));
     }
     params.extend(scalar_params(&program));
-    (Body::Gradients(GradientsBody { program, params: places }), params)
+    (GradientsBody { program, params: places }, params)
 }
 
 fn param(program: &Program, id: TensorId) -> Param {

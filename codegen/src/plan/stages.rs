@@ -89,7 +89,10 @@ impl Planner<'_> {
         let split = deferred::split(&adjoint.program, network.batch);
         let kept = |id: &TensorId| names::stage_kept(&stage.name, "adjoint", &adjoint.program.tensors[*id].name);
         let gives = split.keep.iter().map(kept).collect();
-        kernels.adjoint = Some(self.add_cotangents(network, stage, eq, &split.cotangents, &split.keep, gives));
+        // Where nobody asks for a gradient but parameters that nothing depends on, there is nothing else to derive.
+        if !split.cotangents.body.is_empty() {
+            kernels.adjoint = Some(self.add_cotangents(network, stage, eq, &split.cotangents, &split.keep, gives));
+        }
         kernels.gradients = Some(self.add_gradients(network, stage, eq, split.gradients));
     }
 
@@ -115,14 +118,9 @@ impl Planner<'_> {
     fn add_gradients(&mut self, network: &Network, stage: &Stage, eq: &StageEquations, program: Program) -> usize {
         let (body, params) = deferred::plan(program.clone());
         let mut needs: BTreeSet<String> = outputs(stage, eq).collect();
-        let mut args = Vec::new();
-        if let Body::Gradients(body) = &body {
-            let mut places: Vec<(usize, TensorId)> = body.params.iter().map(|(id, param)| (*param, *id)).collect();
-            places.sort_unstable();
-            for (_, id) in places {
-                args.push(self.tensor_arg(network, stage, eq, &program, id, GRADIENTS, &mut needs));
-            }
-        }
+        let tensors = body.params.keys();
+        let mut args: Vec<Place> =
+            tensors.map(|id| self.tensor_arg(network, stage, eq, &program, *id, GRADIENTS, &mut needs)).collect();
         args.extend(self.scalar_args(&program, None));
         let kernel = self.add_kernel(KernelPlan {
             symbol: names::kernel(&self.model.set, &stage.name, GRADIENTS),
@@ -131,7 +129,7 @@ impl Planner<'_> {
             loc: stage.block_loc.clone(),
             threads: ELEMENT_THREADS,
             params,
-            body,
+            body: Body::Gradients(body),
         });
         let gives = BTreeSet::from([REDUCED.to_owned(), READ.to_owned()]);
         self.add_block_node(stage, &program, kernel, args, needs, gives, GRADIENTS);
