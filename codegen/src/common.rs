@@ -18,6 +18,7 @@ pub const COMMON: &[(&str, &str)] = &[
     ("unio:common/norm.toml", include_str!("../../specs/common/norm.toml")),
     ("unio:common/heads.toml", include_str!("../../specs/common/heads.toml")),
     ("unio:common/smoothing.toml", include_str!("../../specs/common/smoothing.toml")),
+    ("unio:common/vsn.toml", include_str!("../../specs/common/vsn.toml")),
     ("unio:common/unio.toml", include_str!("../../specs/common/unio.toml")),
 ];
 

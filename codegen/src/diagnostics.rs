@@ -91,7 +91,7 @@ codes! {
     NameIllegal     "U0108" "the name cannot be used" => "names are made of letters, digits and `_`, and start with a letter"
     NameCollides    "U0109" "two names give the same generated symbol" => "rename one of them so that both stay distinct in Rust and CUDA"
     ShapeSyntax     "U0110" "the shape cannot be read" => "a shape is a list of sizes or size names, such as \"[H, I]\"; a scalar is \"[]\""
-    InitUnknown     "U0111" "no such initialiser" => "a parameter starts with zeros, ones, constant(x), uniform(a), lecun_uniform or glorot_uniform"
+    InitUnknown     "U0111" "no such initialiser" => "a parameter starts with zeros, ones, constant(x), uniform(a), lecun_uniform, lecun_uniform(n) over its last n dimensions, or glorot_uniform"
     KeyMissing      "U0112" "a key is missing" => "add it; the editor's schema, spec.schema.json, says what it holds"
     ValueUnfit      "U0113" "the value does not fit its key" => "write a value of the kind that is expected there"
     // Equations: grammar.
@@ -135,7 +135,6 @@ codes! {
     KeyIdle         "U0422" "the key has no effect here" => "remove it"
     // Adjoints.
     NoAdjoint       "U0501" "this has no adjoint" => "wrap it in stop(...) if its gradient is meant to be zero, or write it with sum, softmax and select"
-    GatherAdjoint   "U0502" "a gather from a value that needs a gradient" => "gather from a table, or use plain indices"
     // Limits.
     IndexTooLarge   "U0602" "an index would not fit into 32 bits" => "make it smaller: no buffer has 2^31 elements"
     ThreadsIllegal  "U0603" "no block has that many threads" => "write a multiple of 32, from 32 to 1024, or leave it out"

@@ -202,7 +202,7 @@ fn is_not_negative(value: &crate::math::Expr) -> bool {
 fn signal_statement(name: &str, expr: &Expr) -> Statement {
     let name = Name { text: name.to_owned(), loc: expr.loc.clone() };
     Statement {
-        target: Target { next: false, count: false, name, indices: Vec::new() },
+        target: Target { next: false, count: false, name, indices: Vec::new(), extents: Vec::new() },
         value: expr.clone(),
         when: None,
     }

@@ -33,7 +33,7 @@ impl Explained<'_> {
     /// The stages of this name, those of the block of this name, or all.
     ///
     /// # Errors
-    /// `U0301` for a name that is neither; `U0418` for a block that no stage uses, whose sizes nothing tells.
+    /// `U0301` for a name that is neither; `U0401` for a block that no stage is made of.
     pub fn text(&self, name: Option<&str>) -> Result<String, Diagnostics> {
         let Some(network) = &self.model.network else {
             return Err(Diagnostics::global(Code::NameUnknown, "the set has no model, and only a model has stages"));
@@ -55,8 +55,8 @@ impl Explained<'_> {
 
     fn unknown(&self, network: &Network, name: &str) -> Diagnostics {
         if self.spec.blocks.iter().any(|b| b.name == name) {
-            let label = format!("`{name}` is a block that no stage is made of: its sizes would come from a stage");
-            return Diagnostics::global(Code::EntryUnused, label);
+            let label = format!("no stage is made of the block `{name}`, and only a stage gives it sizes");
+            return Diagnostics::global(Code::SizeUnknown, label);
         }
         let known: Vec<&str> = network.stages.iter().map(|s| s.name.as_str()).collect();
         let label = format!("no stage or block `{name}`; the stages are {}", known.join(", "));

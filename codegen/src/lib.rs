@@ -41,6 +41,19 @@ pub struct Compiled {
 /// # Errors
 /// All findings of the first stage that has any, each with code, place and cure.
 pub fn compile(set: &SetFiles, included: &[SetFiles], lock: &str) -> Result<Compiled, Diagnostics> {
+    std::thread::scope(|scope| {
+        let stages = || stages(set, included, lock);
+        match std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, stages) {
+            Ok(worker) => worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(_) => stages(),
+        }
+    })
+}
+
+/// Bytes of stack for the stages: equations and their adjoints are trees, of bounded depth, walked by recursion.
+const STACK: usize = 64 << 20;
+
+fn stages(set: &SetFiles, included: &[SetFiles], lock: &str) -> Result<Compiled, Diagnostics> {
     let spec = spec::read(set, included)?;
     let (model, lock) = model::resolve(&spec, &model::Lock::parse(lock))?;
     let equations = equations::equations(&model)?;

@@ -56,10 +56,16 @@ pub fn is_legal(name: &str) -> bool {
 
 /// An identifier for C++ and CUDA; words that these know get a `_`, which no legal name ends in.
 pub fn c_ident(name: &str) -> String {
-    match C_WORDS.contains(&name) || name.starts_with("unio") || name.starts_with("UNIO") {
+    let name = c_stem(name);
+    match C_WORDS.contains(&name.as_str()) || name.starts_with("unio") || name.starts_with("UNIO") {
         true => format!("{name}_"),
-        false => name.to_owned(),
+        false => name,
     }
+}
+
+/// What a longer C++ name is made of. A name under a namespace has a dot, which no C++ name has.
+pub fn c_stem(name: &str) -> String {
+    name.replace('.', "_")
 }
 
 /// Words of C++, of CUDA and of the prelude.

@@ -76,10 +76,52 @@ fn grn_at_odd_sizes() {
 }
 
 #[test]
+fn grn_with_context_and_skip_at_odd_sizes() {
+    for name in ["grn_dense", "grn_context", "grn_dense_context"] {
+        check(name, &[]);
+        check(name, &[("I", 1), ("H", 1), ("O", 1), ("C", 1)]);
+        check(name, &[("I", 33), ("H", 3), ("O", 3), ("C", 33)]);
+    }
+}
+
+#[test]
+fn vsn_from_one_variable_to_many() {
+    check("vsn", &[]);
+    check("vsn", &[("M", 1), ("I", 1), ("H", 1)]);
+    check("vsn", &[("M", 33), ("I", 3), ("H", 3)]);
+    check("vsn_each", &[]);
+    check("vsn_each", &[("K", 1), ("M", 1), ("I", 3), ("H", 33)]);
+}
+
+#[test]
+fn masked_pool_at_odd_sizes() {
+    check("masked_pool", &[]);
+    check("masked_pool", &[("K", 1), ("H", 1), ("A", 1)]);
+    check("masked_pool", &[("K", 33), ("H", 3), ("A", 33)]);
+}
+
+#[test]
+fn regression_heads_at_odd_sizes() {
+    for size in [1, 3, 33] {
+        check("squared_head", &[("I", size)]);
+        check("huber_head", &[("I", size)]);
+    }
+}
+
+#[test]
+fn gathers_from_what_is_trained() {
+    check("gathers", &[]);
+    check("gathers", &[("I", 33), ("J", 9)]);
+}
+
+#[test]
 fn mamba2_at_odd_sizes() {
+    check("mamba2_head", &[]);
+    check("mamba2_head", &[("K", 1), ("P", 1), ("N", 1)]);
+    check("mamba2_head", &[("K", 3), ("P", 33), ("N", 3)]);
     check("mamba2", &[]);
-    check("mamba2", &[("K", 1), ("P", 1), ("N", 1)]);
-    check("mamba2", &[("K", 3), ("P", 33), ("N", 3)]);
+    check("mamba2", &[("K", 1), ("H", 1), ("G", 1), ("P", 1), ("N", 1)]);
+    check("mamba2", &[("K", 3), ("H", 33), ("G", 3), ("P", 1), ("N", 3)]);
 }
 
 fn check(name: &str, sizes: &[(&str, usize)]) {
@@ -101,8 +143,25 @@ impl<'a> Checker<'a> {
         let program = artefacts.program.as_ref().unwrap();
         for buffer in program.buffers.iter().filter(|b| b.external) {
             let stream = Stream::new(7, &buffer.name);
-            let values: Vec<f64> = (0..buffer.len.unwrap()).map(|n| 1.0 + 0.5 * stream.symmetric(n as u64)).collect();
-            session.write_real(&buffer.name, &values).unwrap();
+            let draws: Vec<f64> = (0..buffer.len.unwrap()).map(|n| stream.symmetric(n as u64)).collect();
+            match buffer.name.as_str() {
+                // Some rows lie beyond either end.
+                "row" => {
+                    let rows: Vec<i32> = draws.iter().map(|x| (3.0 + 5.0 * x) as i32).collect();
+                    session.write_named("row", &rows).unwrap();
+                }
+                // The first sample is masked as a whole.
+                "mask" => {
+                    let steps = draws.len() / program.batch;
+                    let mask: Vec<f64> =
+                        draws.iter().enumerate().map(|(n, x)| f64::from(n >= steps && *x > -0.3)).collect();
+                    session.write_real("mask", &mask).unwrap();
+                }
+                name => {
+                    let values: Vec<f64> = draws.iter().map(|x| 1.0 + 0.5 * x).collect();
+                    session.write_real(name, &values).unwrap();
+                }
+            }
         }
         session.init_params(3).unwrap();
         let mut params = session.read_real("params").unwrap();

@@ -15,7 +15,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
     for (id, home) in &body.homes {
         let Some(offset) = home.shared else { continue };
         let tensor = &body.program.tensors[*id];
-        let name = namer.unique(&format!("{}_s", tensor.name));
+        let name = namer.unique(&format!("{}_s", crate::names::c_stem(&tensor.name)));
         let (ty, offset) = match tensor.elem {
             Elem::Real => ("real", format!("{offset} * sizeof(real)")),
             _ => ("int", format!("{} * sizeof(real) + {}", body.shared_reals, offset * 4)),
@@ -181,7 +181,7 @@ impl Lowerer<'_> {
             let tensor = &program.tensors[item.assign.tensor];
             let value = printer.expr(&item.assign.value, &mut ops).text();
             namer = printer.namer;
-            let register = namer.unique(&format!("{}_", tensor.name));
+            let register = namer.unique(&format!("{}_", crate::names::c_stem(&tensor.name)));
             ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value });
             self.store(item, &register, step, &vars, &mut ops);
             if item.carry == Carry::None {

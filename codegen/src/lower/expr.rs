@@ -252,6 +252,7 @@ impl Printer<'_> {
 fn real(x: f64) -> Code {
     match x {
         x if x == f64::INFINITY => Code::atom("real(unio_inf())"),
+        x if x == f64::NEG_INFINITY => Code { text: "-real(unio_inf())".into(), level: UNARY },
         x if x < 0.0 => Code { text: format!("-real({:?})", -x), level: UNARY },
         x if x == x.trunc() && x < 1e9 => Code::atom(format!("real({x:.0})")),
         x => Code::atom(format!("real({x:?})")),

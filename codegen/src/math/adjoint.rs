@@ -410,27 +410,39 @@ impl Differentiator<'_> {
         if !self.active.contains(&tensor) {
             return;
         }
-        let mut named = Vec::new();
-        for part in index {
+        let own = self.own_vars(tensor);
+        let mut named: Vec<(VarId, VarId)> = Vec::new();
+        let mut gathered = Vec::new();
+        for (part, own) in index.iter().zip(&own) {
             match part {
-                Expr::Var(v) if !named.contains(v) => named.push(*v),
-                _ => {
-                    return self.report.push(
-                        Code::GatherAdjoint,
-                        &at.loc,
-                        format!("`{}` is gathered from here", self.forward.tensors[tensor].name),
-                    );
+                Expr::Var(v) if named.iter().all(|(from, _)| from != v) => named.push((*v, *own)),
+                _ if Some(*own) == self.step => {
+                    let label = format!("`{}` is gathered from another step here", self.forward.tensors[tensor].name);
+                    return self.report.push(Code::NoAdjoint, &at.loc, label);
                 }
+                part => gathered.push((part, *own)),
             }
         }
-        let own = self.own_vars(tensor);
-        let rest: Vec<VarId> = at.free.iter().copied().filter(|v| !named.contains(v)).collect();
+        let rest: Vec<VarId> = at.free.iter().copied().filter(|v| named.iter().all(|(from, _)| from != v)).collect();
         let fresh: Vec<VarId> = rest.iter().map(|v| self.renamed(*v)).collect();
-        let from: Vec<VarId> = named.iter().chain(&rest).copied().collect();
-        let to: Vec<VarId> = own.iter().chain(&fresh).copied().collect();
-        let body = seed.substitute(&from, &to);
+        let from: Vec<VarId> = named.iter().map(|(from, _)| *from).chain(rest).collect();
+        let to: Vec<VarId> = named.iter().map(|(_, own)| *own).chain(fresh.iter().copied()).collect();
+        // A gather's adjoint is a gather too: each element sums, in a fixed order, what was read from it.
+        let mut body = seed.substitute(&from, &to);
+        for (part, own) in gathered {
+            let read_here = self.reads(part, own).substitute(&from, &to);
+            body = Expr::select(read_here, body, Expr::Real(0.0));
+        }
         let value = if fresh.is_empty() { body } else { Expr::Reduce(Reduction::Sum, fresh, Box::new(body)) };
         self.contributions.entry(tensor).or_default().push(value);
+    }
+
+    /// Whether a gather reads the element `own`; the forward kernel takes an index back into its tensor.
+    fn reads(&self, part: &Expr, own: VarId) -> Expr {
+        let last = self.program.vars[own].extent as i64 - 1;
+        let least = Expr::Binary(BinaryFn::Max, Box::new(part.clone()), Box::new(Expr::Int(0)));
+        let inside = Expr::Binary(BinaryFn::Min, Box::new(least), Box::new(Expr::Int(last)));
+        Expr::Binary(BinaryFn::Eq, Box::new(inside), Box::new(Expr::Var(own)))
     }
 
     fn renamed(&mut self, var: VarId) -> VarId {

@@ -7,7 +7,7 @@ use super::ir::{
     TensorId, UnaryFn, VarId,
 };
 use crate::diagnostics::{Code, Loc, Report};
-use crate::spec::equation::{BinaryOp, Expr as Ast, ExprKind, Name, Statement, UnaryOp, When};
+use crate::spec::equation::{BinaryOp, Expr as Ast, ExprKind, Extent, Name, Statement, UnaryOp, When};
 
 /// A declared tensor.
 #[derive(Clone, Debug)]
@@ -139,7 +139,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         } else {
             self.names.insert(d.name.clone(), id);
         }
-        if !matches!(d.role, Role::Output | Role::Next { .. } | Role::BlockCount) {
+        if !matches!(d.role, Role::Output | Role::Local | Role::Next { .. } | Role::BlockCount) {
             self.assigned.insert(id, d.loc.clone());
         }
     }
@@ -262,7 +262,10 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         }
         let mut index = Vec::new();
         for (n, name) in s.target.indices.iter().enumerate() {
-            let extent = shape.as_ref().and_then(|shape| shape.get(n).copied());
+            let told = s.target.extents.get(n).and_then(Option::as_ref).and_then(|e| self.told_extent(e));
+            let own = shape.as_ref().and_then(|shape| shape.get(n).copied());
+            self.check_told(told, own, name);
+            let extent = own.or(told);
             let element = self.element.filter(|e| self.program.vars[*e].name == name.text);
             let var = element.unwrap_or_else(|| self.add_var(&name.text, extent));
             self.vars.push((name.text.clone(), var));
@@ -272,6 +275,35 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             self.check_own_element(s, element, tensor, &index);
         }
         index
+    }
+
+    /// How far an index is said to run.
+    fn told_extent(&mut self, extent: &Extent) -> Option<usize> {
+        match extent {
+            Extent::Known(extent) => Some(*extent),
+            Extent::Sizes(names) => {
+                names.iter().map(|name| self.size(name)).try_fold(1, |all: usize, one| all.checked_mul(one?))
+            }
+        }
+    }
+
+    fn size(&mut self, name: &Name) -> Option<usize> {
+        let size = self.scope.sizes.get(&name.text).copied();
+        if size.is_none() {
+            let known = self.scope.sizes.keys().map(String::as_str);
+            let label = format!("no size `{}`", name.text);
+            self.report.push_unknown(Code::SizeUnknown, &name.loc, label, &name.text, known);
+        }
+        size
+    }
+
+    fn check_told(&mut self, told: Option<usize>, own: Option<usize>, index: &Name) {
+        if let (Some(told), Some(own)) = (told, own)
+            && told != own
+        {
+            let label = format!("`{}` has {told} values here, {own} as declared", index.text);
+            self.report.push(Code::ExtentConflict, &index.loc, label);
+        }
     }
 
     /// An update gives the element that it is at and no other: another thread is at that one.
@@ -303,7 +335,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         if let ExprKind::Call(name, args) = &s.value.kind
             && name.text == "softmax"
         {
-            return self.softmax(s, name, args);
+            return self.softmax(name, args);
         }
         let value = self.expr(&s.value);
         if declared { self.convert(value, elem, &s.value.loc) } else { self.settle(value) }
@@ -373,7 +405,8 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     }
 
     /// `softmax(k, e)` for the index k of the left side: shifted by the maximum, which has no derivative of its own.
-    fn softmax(&mut self, s: &Statement, name: &Name, args: &[Ast]) -> Expr {
+    /// `softmax(k, e, live)` runs over those alone that are live; the others are 0, and all are where none is live.
+    fn softmax(&mut self, name: &Name, args: &[Ast]) -> Expr {
         let (Some(over), Some(body)) = (args.first(), args.get(1)) else {
             let label = "an index and an expression are needed";
             self.report.push_note(Code::ArityMismatch, &name.loc, label, "write softmax(k, e[k])");
@@ -383,7 +416,7 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             ExprKind::Name(n) => self.lookup_var(n),
             _ => None,
         };
-        let Some(var) = var.filter(|_| args.len() == 2) else {
+        let Some(var) = var.filter(|_| args.len() <= 3) else {
             self.report.push_note(
                 Code::IndexUnbound,
                 &over.loc,
@@ -392,14 +425,24 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             );
             return Expr::Real(0.0);
         };
-        let body = self.expr(body);
-        let body = self.convert(body, Elem::Real, &s.value.loc);
+        let body = self.real(body);
+        let live = args.get(2).map(|live| self.boolean(live));
         let fresh = self.add_var(&self.program.vars[var].name.clone(), self.extents[var]);
         let over_fresh = |e: &Expr| Box::new(e.substitute(&[var], &[fresh]));
-        self.extents[fresh] = self.extents[var];
-        let top = Expr::Unary(UnaryFn::Stop, Box::new(Expr::Reduce(Reduction::Max, vec![fresh], over_fresh(&body))));
-        let weight = Expr::Unary(UnaryFn::Exp, Box::new(Expr::sub(body, top)));
+        let masked = |e: Expr, other: f64| match &live {
+            Some(live) => Expr::select(live.clone(), e, Expr::Real(other)),
+            None => e,
+        };
+        let highest = over_fresh(&masked(body.clone(), f64::NEG_INFINITY));
+        let top = Expr::Unary(UnaryFn::Stop, Box::new(Expr::Reduce(Reduction::Max, vec![fresh], highest)));
+        let shifted = masked(Expr::sub(body, top), 0.0);
+        let weight = masked(Expr::Unary(UnaryFn::Exp, Box::new(shifted)), 0.0);
         let total = Expr::Reduce(Reduction::Sum, vec![fresh], over_fresh(&weight));
+        // The largest weight is 1, so a smaller total means that none is live.
+        let total = match live {
+            Some(_) => Expr::Binary(BinaryFn::Max, Box::new(total), Box::new(Expr::Real(1.0))),
+            None => total,
+        };
         Expr::div(weight, total)
     }
 
@@ -823,8 +866,9 @@ impl<'a, 'r> Elaborator<'a, 'r> {
 
     fn check_outputs(&mut self, declared: &[Declared]) {
         for (id, tensor) in self.program.tensors.iter().enumerate() {
-            if matches!(tensor.role, Role::Output | Role::Next { .. }) && !self.assigned.contains_key(&id) {
-                let next = if tensor.role == Role::Output { "" } else { "next." };
+            if matches!(tensor.role, Role::Output | Role::Local | Role::Next { .. }) && !self.assigned.contains_key(&id)
+            {
+                let next = if matches!(tensor.role, Role::Next { .. }) { "next." } else { "" };
                 let loc = declared.get(id).map_or(&tensor.loc, |d| &d.loc);
                 self.report.push(Code::NotAssigned, loc, format!("no equation gives `{next}{}`", tensor.name));
             }
@@ -833,7 +877,8 @@ impl<'a, 'r> Elaborator<'a, 'r> {
 
     fn finish(mut self) -> Program {
         let out = std::mem::take(&mut self.out);
-        self.program.body = match self.step {
+        // Without a carry the steps know nothing of one another: their variable is an index like any other.
+        self.program.body = match self.step.filter(|_| !self.scope.carry.is_empty()) {
             Some(var) => vec![Node::Scan(Scan { var, reversed: false, body: out })],
             None => out.into_iter().map(Node::Assign).collect(),
         };
@@ -871,7 +916,7 @@ fn usage(name: &str, statistics: bool) -> String {
         "quantile" => "quantile(q, x) with a q of 0.0 to 1.0".to_owned(),
         "sum" | "mean" if statistics => format!("{name}(x), or {name}(k, x[k]) over an index"),
         "sum" | "mean" => format!("{name}(k, x[k]), with the index first"),
-        "softmax" => "softmax(k, e[k])".to_owned(),
+        "softmax" => "softmax(k, e[k]), or softmax(k, e[k], condition)".to_owned(),
         "min" | "max" => format!("{name}(a, b), or {name}(k, x[k]) over an index"),
         "select" => "select(condition, a, b)".to_owned(),
         name => format!("{name}(x)"),

@@ -4,6 +4,7 @@
 //! tensor carries the step as its leading index, so that meaning never depends on how a value is stored.
 
 mod adjoint;
+mod copies;
 mod elaborate;
 mod ir;
 mod normal;

@@ -7,9 +7,10 @@ use crate::diagnostics::Loc;
 
 /// The same program in normal form. What does not change over a scan moves in front of it.
 pub fn normalize(program: &Program) -> Program {
-    let mut normal = Normalizer { program: program.clone(), before: Vec::new(), out: Vec::new(), step: None };
+    let mut normal =
+        Normalizer { program: super::copies::without_copies(program), before: Vec::new(), out: Vec::new(), step: None };
     let mut body = Vec::new();
-    for node in &program.body {
+    for node in &normal.program.body.clone() {
         match node {
             Node::Assign(assign) => {
                 normal.assign(assign);

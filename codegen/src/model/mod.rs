@@ -1,6 +1,7 @@
 //! Stage *resolve* and *check*: from [`Spec`](crate::spec::Spec) to [`Model`], all names resolved, all sizes known.
 
 mod check;
+mod compose;
 mod layout;
 mod network;
 mod resolve;

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::compose::{self, Composed};
 use super::resolve::{dims, elem};
 use super::types::{External, Group, Init, Network, Param, Schedule, Stage, Wire, WireSource};
 use crate::diagnostics::{Code, Loc, Report};
 use crate::math::{Declared, Elem, Role};
 use crate::names;
 use crate::spec::entries::{self, Named, Str, Tensor};
-use crate::spec::equation::parse_statements;
 use crate::spec::{Entry, Spec, loc_of};
 
 /// A model with its groups.
@@ -50,6 +50,7 @@ pub fn resolve(spec: &Spec, report: &mut Report) -> Option<Resolved> {
         report,
         stages: Vec::new(),
         params: Vec::new(),
+        used: BTreeSet::new(),
         failed: BTreeSet::new(),
     };
     // What cannot be found is reported; the placeholder lets the rest be checked all the same.
@@ -300,14 +301,14 @@ fn output_shape(stage: &Stage, output: &str) -> Option<(Vec<usize>, Elem)> {
     Some((shape, declared.elem))
 }
 
-fn extent(dim: &str, sizes: &BTreeMap<String, usize>) -> Option<usize> {
+pub fn extent(dim: &str, sizes: &BTreeMap<String, usize>) -> Option<usize> {
     match dim {
         "*" => Some(0),
         dim => dim.parse().ok().or_else(|| sizes.get(dim).copied()),
     }
 }
 
-fn parts(tensor: &Tensor) -> (&Str, Elem) {
+pub fn parts(tensor: &Tensor) -> (&Str, Elem) {
     match tensor {
         Tensor::Shape(shape) => (shape, Elem::Real),
         Tensor::Keys(keys) => (&keys.shape, elem(keys.elem)),
@@ -322,6 +323,8 @@ struct Resolver<'a> {
     report: &'a mut Report,
     stages: Vec<Stage>,
     params: Vec<Param>,
+    /// Blocks that a stage holds.
+    used: BTreeSet<String>,
     /// Stages and externals that something is said about already.
     failed: BTreeSet<String>,
 }
@@ -465,8 +468,9 @@ impl<'a> Resolver<'a> {
             );
             return None;
         };
-        let scan = match &keys.scan {
-            Some(scan) => Some((scan.over.get_ref().clone(), self.size(&scan.over)?)),
+        let over = self.steps(keys);
+        let scan = match over {
+            Some(over) => Some((over.get_ref().clone(), self.size(over)?)),
             None => None,
         };
         let carry = self.carry(keys, block);
@@ -485,8 +489,16 @@ impl<'a> Resolver<'a> {
         binder.check_carried(&carry, &declared);
         let sizes = binder.sizes;
         self.check_elements(name, &loc, &declared, batch, scan.as_ref().map_or(1, |s| s.1));
-        self.add_params(name, block, &declared);
-        let statements = parse_statements(&spec.text(block.loc.file, &block.keys.math), self.report);
+        let before = self.report.len();
+        let composed = compose::compose(spec, block, &sizes, &declared, scan.is_some(), self.report);
+        if self.report.len() > before {
+            self.failed.insert(name.to_owned());
+        }
+        self.add_params(name, block, &declared, &composed);
+        self.used.insert(block.name.clone());
+        self.used.extend(composed.blocks);
+        let statements = composed.statements;
+        let declared: Vec<Declared> = declared.into_iter().chain(composed.declared).collect();
         let schedule = self.schedule(&keys.schedule, &declared);
         let doc = block.keys.doc.clone();
         let block_loc = block.loc.clone();
@@ -505,6 +517,15 @@ impl<'a> Resolver<'a> {
             loc,
             block_loc,
         })
+    }
+
+    /// What the stage runs over: the steps of a scan, or values that know nothing of one another.
+    fn steps<'k>(&mut self, keys: &'k entries::Stage) -> Option<&'k Str> {
+        if let (Some(_), Some(each)) = (&keys.scan, &keys.each) {
+            let label = "a stage with a `scan` runs over its steps already";
+            self.report.push(Code::KeyIdle, &loc_of(self.file, each), label);
+        }
+        keys.scan.as_ref().map(|scan| &scan.over).or(keys.each.as_ref())
     }
 
     /// The stage's own keys win over the model's.
@@ -568,15 +589,22 @@ impl<'a> Resolver<'a> {
         carry
     }
 
-    fn add_params(&mut self, stage: &str, block: &Entry<entries::Block>, declared: &[Declared]) {
-        let file = block.loc.file;
-        for (name, _, tensor) in crate::spec::names(file, &block.keys.param) {
-            let Some(d) = declared.iter().find(|d| d.name == name) else {
+    fn add_params(
+        &mut self,
+        stage: &str,
+        block: &'a Entry<entries::Block>,
+        declared: &[Declared],
+        composed: &Composed<'a>,
+    ) {
+        let own = block.keys.param.iter().map(|(name, tensor)| (name.get_ref(), block.loc.file, tensor));
+        let used = composed.params.iter().map(|(name, file, tensor)| (name, *file, *tensor));
+        for (name, file, tensor) in own.chain(used) {
+            let Some(d) = declared.iter().chain(&composed.declared).find(|d| d.name == *name) else {
                 continue;
             };
             let init = match tensor {
-                Tensor::Keys(entries::TensorKeys { init: Some(init), .. }) => self.init(init, file),
-                _ if d.shape.len() >= 2 => Init::LecunUniform,
+                Tensor::Keys(entries::TensorKeys { init: Some(init), .. }) => self.init(init, file, &d.shape),
+                _ if d.shape.len() - lifts(d, file, tensor, self.spec) >= 2 => Init::LecunUniform,
                 _ => Init::Constant(0.0),
             };
             let path = names::stage_value(stage, name);
@@ -584,7 +612,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn init(&mut self, init: &Str, file: usize) -> Init {
+    fn init(&mut self, init: &Str, file: usize, shape: &[usize]) -> Init {
         let text = init.get_ref().trim();
         let argument = |name: &str| -> Option<f64> {
             text.strip_prefix(name)?
@@ -601,7 +629,10 @@ impl<'a> Resolver<'a> {
             "ones" => Some(Init::Constant(1.0)),
             "lecun_uniform" => Some(Init::LecunUniform),
             "glorot_uniform" => Some(Init::GlorotUniform),
-            _ => argument("constant").map(Init::Constant).or_else(|| argument("uniform").map(Init::Uniform)),
+            _ => argument("constant")
+                .map(Init::Constant)
+                .or_else(|| argument("uniform").map(Init::Uniform))
+                .or_else(|| argument("lecun_uniform").and_then(|dims| lecun_over(dims, shape))),
         };
         if known.is_none() {
             self.report.push(Code::InitUnknown, &loc_of(file, init), format!("`{text}` is none"));
@@ -757,14 +788,27 @@ impl<'a> Resolver<'a> {
 
     /// A block of the set itself that no stage uses would be a kernel that nobody launches.
     fn check_used_blocks(&mut self) {
-        let used: BTreeSet<&str> = self.stages.iter().map(|s| s.block.as_str()).collect();
+        let used = &self.used;
         for block in self.spec.blocks.iter().filter(|b| b.loc.file < self.spec.first_included && self.failed.is_empty())
         {
-            if !used.contains(block.name.as_str()) {
+            if !used.contains(&block.name) {
                 self.report.push(Code::EntryUnused, &block.loc, format!("no stage uses `{}`", block.name));
             }
         }
     }
+}
+
+/// Dimensions that the uses around a parameter put in front of its own.
+fn lifts(d: &Declared, file: usize, tensor: &Tensor, spec: &Spec) -> usize {
+    let own = dims(spec, file, parts(tensor).0, &mut Report::default()).map_or(0, |dims| dims.len());
+    d.shape.len().saturating_sub(own)
+}
+
+/// As `lecun_uniform`, where so many of the last dimensions are what a row sums over.
+fn lecun_over(dims: f64, shape: &[usize]) -> Option<Init> {
+    let dims = (dims.fract() == 0.0 && dims >= 1.0 && dims <= shape.len() as f64).then_some(dims as usize)?;
+    let fan_in: usize = shape[shape.len() - dims..].iter().product();
+    Some(Init::Uniform((3.0 / fan_in as f64).sqrt()))
 }
 
 /// Fits a block's dimensions to the shapes of what it is wired to.
@@ -1005,7 +1049,7 @@ fn described(d: &Declared) -> String {
     format!("{kind} [{}]", extents.join(", "))
 }
 
-fn dimensions(count: usize) -> String {
+pub fn dimensions(count: usize) -> String {
     match count {
         1 => "1 dimension".to_owned(),
         count => format!("{count} dimensions"),
@@ -1030,7 +1074,7 @@ fn keys_of<T>(map: &Named<T>) -> impl Iterator<Item = &str> {
 }
 
 /// Only a parameter has a start; elsewhere it would be ignored.
-fn check_no_init(file: usize, tensor: &Tensor, report: &mut Report) {
+pub fn check_no_init(file: usize, tensor: &Tensor, report: &mut Report) {
     if let Tensor::Keys(entries::TensorKeys { init: Some(init), .. }) = tensor {
         report.push_note(Code::InitUnknown, &loc_of(file, init), "only a parameter is given a start", "remove it");
     }

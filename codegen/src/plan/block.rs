@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::fission;
 use super::{BlockBody, Carry, Home, Item, Parallel, Param, Phase, memory_elem, outer_role};
 use crate::math::{Assign, Elem, Expr, Node, Program, Role, TensorId, VarId};
 use crate::model::Schedule;
@@ -11,6 +12,9 @@ use crate::spec::entries::StageGrid;
 const SHARED_BUDGET: usize = 12 * 1024 - 256;
 /// Fewest and most threads a block is given by default.
 const THREADS: std::ops::RangeInclusive<usize> = 32..=256;
+
+/// Elements that a thread may take one after the other outside a scan.
+const ELEMENTS_A_THREAD: usize = 4;
 
 /// A planned body with its pointer parameters and threads.
 pub(super) struct Planned {
@@ -27,6 +31,7 @@ pub(super) fn plan(
     scratch_total: usize,
     schedule: &Schedule,
 ) -> Planned {
+    let program = &fission::split(program);
     let groups = Grouper::new(program).group();
     let mut planner =
         Planner { program, keep, scratch_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0 };
@@ -89,7 +94,8 @@ fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
     let looped = groups.iter().filter_map(|g| if let Grouped::Loop { body, .. } = g { Some(body) } else { None });
     let inside = looped.flatten().map(size).max();
     let all = groups.iter().filter_map(|g| if let Grouped::Parallel(p) = g { Some(size(p)) } else { None }).max();
-    let most = inside.or(all).unwrap_or(1).next_multiple_of(32);
+    // Threads beyond those that a step employs make its barriers dearer; outside they share work that has few barriers.
+    let most = inside.unwrap_or(1).max(all.unwrap_or(1).div_ceil(ELEMENTS_A_THREAD)).next_multiple_of(32);
     most.clamp(*THREADS.start(), *THREADS.end()) as u32
 }
 
@@ -172,6 +178,10 @@ impl<'a> Grouper<'a> {
     fn may_join(&self, group: &Parallel, vars: &[VarId], item: &Item) -> bool {
         let extent = |v: &VarId| self.program.vars[*v].extent;
         if group.vars.len() != vars.len() || !group.vars.iter().zip(vars).all(|(a, b)| extent(a) == extent(b)) {
+            return false;
+        }
+        // A carry's start names no step: in a space that runs over the steps, its index would be taken for one.
+        if item.carry == Carry::Start && group.vars.iter().any(|v| Some(*v) == self.step) {
             return false;
         }
         let made: BTreeSet<TensorId> = group.items.iter().map(|i| i.assign.tensor).collect();

@@ -2,6 +2,7 @@
 
 mod block;
 mod deferred;
+mod fission;
 mod order;
 mod producer;
 mod stages;

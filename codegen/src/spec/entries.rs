@@ -303,9 +303,33 @@ pub struct Block {
     /// Per-sample tensors that it gives.
     #[schemars(with = "BTreeMap<String, Tensor>")]
     pub output: Named<Tensor>,
+    /// Blocks that its equations read as `NAME.OUTPUT`, each with parameters of its own.
+    #[serde(default, rename = "use")]
+    #[schemars(with = "BTreeMap<String, Use>")]
+    pub uses: Named<Use>,
     /// The equations.
     #[schemars(with = "String")]
     pub math: Str,
+}
+
+/// A block inside a block.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Use {
+    /// The block.
+    #[schemars(with = "String")]
+    pub block: Str,
+    /// Once for every value of this size, each with parameters of its own; inputs with that dimension in front are split.
+    #[schemars(with = "Option<String>")]
+    pub over: Option<Str>,
+    /// Its inputs and tables, and the names that they stand for here.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub input: Named<Str>,
+    /// Its sizes, where neither an input nor a size of the same name tells.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub size: Named<Str>,
 }
 
 /// A state of an update.
@@ -445,6 +469,9 @@ pub struct Stage {
     pub size: Named<Str>,
     /// The block is one step of a recurrence.
     pub scan: Option<Scan>,
+    /// The block is applied to every value of this size, with the same parameters.
+    #[schemars(with = "Option<String>")]
+    pub each: Option<Str>,
     /// How it is laid out on the device; never changes its meaning.
     #[serde(default)]
     pub schedule: Schedule,

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! statements := { target "=" expr [ "when" expr ] }
-//! target     := [ ("next"|"count") "." ] name [ "[" name { "," name } "]" ]
+//! target     := [ ("next"|"count") "." ] name [ "[" index { "," index } "]" ];  index := name [ ":" name { "*" name } ]
 //! expr       := or;  or := and { "||" and };  and := cmp { "&&" cmp };  cmp := sum [ ("<"|"<="|">"|">="|"=="|"!=") sum ]
 //! sum        := term { ("+"|"-") term };  term := unary { ("*"|"/") unary };  unary := ("-"|"!") unary | atom
-//! atom       := number | name | name "[" expr,* "]" | name "(" expr,* ")" | ("prev"|"now"|"observed") "." name [ "[" name "]" ] | "(" expr ")"
+//! atom       := number | value | value "[" expr,* "]" | name "(" expr,* ")" | ("prev"|"now"|"observed") "." name [ "[" name "]" ] | "(" expr ")"
+//! value      := name [ "." name ]
 //! ```
 
 use std::cell::Cell;
@@ -62,6 +63,17 @@ pub struct Target {
     pub name: Name,
     /// Index names.
     pub indices: Vec<Name>,
+    /// For each index how far it runs, where that is written.
+    pub extents: Vec<Option<Extent>>,
+}
+
+/// How far an index runs.
+#[derive(Clone, Debug)]
+pub enum Extent {
+    /// As far as a size says, or the product of several.
+    Sizes(Vec<Name>),
+    /// So far.
+    Known(usize),
 }
 
 /// A name and its place.
@@ -250,7 +262,7 @@ fn shown(c: char) -> String {
 }
 
 fn is_of_equations(c: char) -> bool {
-    c.is_alphanumeric() || c.is_whitespace() || "_+-*/<>=!&|()[]{}.,;".contains(c)
+    c.is_alphanumeric() || c.is_whitespace() || "_+-*/<>=!&|()[]{}.,;:".contains(c)
 }
 
 fn report_syntax(text: &Text, error: &syn::Error, report: &mut Report) {
@@ -396,20 +408,22 @@ impl<'a> Reader<'a> {
             ident =
                 input.call(Ident::parse_any).map_err(|e| syn::Error::new(e.span(), "expected the name of a state"))?;
         }
-        let mut indices = Vec::new();
+        let (mut indices, mut extents) = (Vec::new(), Vec::new());
         if input.peek(syn::token::Bracket) {
             let inner;
             bracketed!(inner in input);
-            let idents = Punctuated::<Ident, Token![,]>::parse_terminated_with(&inner, |i| i.call(Ident::parse_any))?;
-            for ident in &idents {
+            let list = Punctuated::<(Ident, Vec<Ident>), Token![,]>::parse_terminated_with(&inner, index_and_sizes)?;
+            for (ident, sizes) in &list {
                 let index = self.name(ident)?;
                 if indices.iter().any(|i: &Name| i.text == index.text) {
                     return Err(syn::Error::new(ident.span(), "this index stands on the left side twice"));
                 }
                 indices.push(index);
+                let sizes = sizes.iter().map(|size| self.name(size)).collect::<syn::Result<Vec<Name>>>()?;
+                extents.push((!sizes.is_empty()).then_some(Extent::Sizes(sizes)));
             }
         }
-        Ok(Target { next, count, name: self.name(&ident)?, indices })
+        Ok(Target { next, count, name: self.name(&ident)?, indices, extents })
     }
 
     fn or(&self, input: ParseStream<'_>) -> syn::Result<Expr> {
@@ -506,6 +520,32 @@ impl<'a> Reader<'a> {
     }
 
     fn named(&self, name: Name, input: ParseStream<'_>) -> syn::Result<Expr> {
+        if input.peek(Token![.]) {
+            return match name.text.as_str() {
+                "prev" => self.read(When::Prev, &name, input),
+                "now" => self.read(When::Now, &name, input),
+                "observed" => self.read(When::Observed, &name, input),
+                _ => {
+                    let name = self.output(name, input)?;
+                    self.value(name, input)
+                }
+            };
+        }
+        self.value(name, input)
+    }
+
+    /// `use.output`: what a block that is used here gives.
+    fn output(&self, owner: Name, input: ParseStream<'_>) -> syn::Result<Name> {
+        input.parse::<Token![.]>()?;
+        let ident = input.call(Ident::parse_any).map_err(|e| {
+            let label = format!("expected the name of an output of `{}`, as in `{0}.y`", owner.text);
+            syn::Error::new(e.span(), label)
+        })?;
+        let output = self.name(&ident)?;
+        Ok(Name { text: names::stage_value(&owner.text, &output.text), loc: join(&owner.loc, &output.loc) })
+    }
+
+    fn value(&self, name: Name, input: ParseStream<'_>) -> syn::Result<Expr> {
         let loc = name.loc.clone();
         if input.peek(syn::token::Bracket) {
             let inner;
@@ -519,20 +559,11 @@ impl<'a> Reader<'a> {
             let args = self.list(&inner)?;
             return Ok(Expr { kind: ExprKind::Call(name, args), loc: join(&loc, &self.loc(end)) });
         }
-        if input.peek(Token![.]) {
-            return self.read(&name, input);
-        }
         Ok(Expr { kind: ExprKind::Name(name.text), loc })
     }
 
-    fn read(&self, scope: &Name, input: ParseStream<'_>) -> syn::Result<Expr> {
-        let dot = input.parse::<Token![.]>()?;
-        let when = match scope.text.as_str() {
-            "prev" => When::Prev,
-            "now" => When::Now,
-            "observed" => When::Observed,
-            _ => return Err(syn::Error::new(dot.span, "only `prev`, `now` and `observed` are followed by a dot")),
-        };
+    fn read(&self, when: When, scope: &Name, input: ParseStream<'_>) -> syn::Result<Expr> {
+        input.parse::<Token![.]>()?;
         let ident = input
             .call(Ident::parse_any)
             .map_err(|e| syn::Error::new(e.span(), "expected the name of a slot or a state"))?;
@@ -572,6 +603,19 @@ impl<'a> Reader<'a> {
         }
         Ok(args)
     }
+}
+
+/// `k`, or `k: K` and `k: M * I` where nothing else tells how far it runs.
+fn index_and_sizes(input: ParseStream<'_>) -> syn::Result<(Ident, Vec<Ident>)> {
+    let index = input.call(Ident::parse_any)?;
+    let mut sizes = Vec::new();
+    if input.parse::<Option<Token![:]>>()?.is_some() {
+        sizes.push(input.call(Ident::parse_any)?);
+        while input.parse::<Option<Token![*]>>()?.is_some() {
+            sizes.push(input.call(Ident::parse_any)?);
+        }
+    }
+    Ok((index, sizes))
 }
 
 /// A number without a suffix: `2x` would else be read as 2.

@@ -4,7 +4,7 @@
 // One step of a closed-form continuous-time cell (Hasani et al. 2022): two candidate states, mixed by a gate that
 // depends on the time since the step before.
 // From `cfc` in unio:common/cfc.toml.
-UNIO_KERNEL(32) perception_cfc_forward(
+UNIO_KERNEL(128) perception_cfc_forward(
     UNIO_IN(real, dt),
     UNIO_OUT(real, h),
     UNIO_IN(real, x),
@@ -28,6 +28,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
 ) {
     UNIO_SHARED(real, h_s, 0 * sizeof(real));
     UNIO_SHARED(real, u_s, 24 * sizeof(real));
+    UNIO_SHARED(real, u_1_s, 48 * sizeof(real));
     dt = dt + size_t(blockIdx.x) * 20;
     h = h + size_t(blockIdx.x) * 480;
     x = x + size_t(blockIdx.x) * 200;
@@ -37,6 +38,16 @@ UNIO_KERNEL(32) perception_cfc_forward(
     f_2 = f_2 + size_t(blockIdx.x) * 480;
     s = s + size_t(blockIdx.x) * 480;
     u_3 = u_3 + size_t(blockIdx.x) * 480;
+    for (int e = threadIdx.x; e < 480; e += 128) {
+        const int step = e / 24;
+        const int j = e % 24;
+        real acc = real(0);
+        for (int i = 0; i < 10; ++i) {
+            acc = unio_fma(w_x[j * 10 + i], x[step * 10 + i], acc);
+        }
+        const real u_1_ = acc;
+        u_1_s[step * 24 + j] = u_1_;
+    }
     if (threadIdx.x < 24) {
         const int j = threadIdx.x;
         const real h_ = real(0);
@@ -48,16 +59,11 @@ UNIO_KERNEL(32) perception_cfc_forward(
         if (threadIdx.x < 24) {
             const int j = threadIdx.x;
             real acc = real(0);
-            for (int i = 0; i < 10; ++i) {
-                acc = unio_fma(w_x[j * 10 + i], x[step * 10 + i], acc);
-            }
-            const real u_1_ = acc;
-            real acc2 = real(0);
             for (int k = 0; k < 24; ++k) {
-                acc2 = unio_fma(w_h[j * 24 + k], h_s[k], acc2);
+                acc = unio_fma(w_h[j * 24 + k], h_s[k], acc);
             }
-            const real u_2_ = acc2;
-            const real u_3_ = unio_tanh(real(0.666) * (u_1_ + u_2_ + b[j]));
+            const real u_2_ = acc;
+            const real u_3_ = unio_tanh(real(0.666) * (u_1_s[step * 24 + j] + u_2_ + b[j]));
             u_3[step * 24 + j] = u_3_;
             const real u_ = real(1.7159) * u_3_;
             u_s[j] = u_;
@@ -108,7 +114,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
 // One step of a closed-form continuous-time cell (Hasani et al. 2022): two candidate states, mixed by a gate that
 // depends on the time since the step before.
 // From `cfc` in unio:common/cfc.toml.
-UNIO_KERNEL(32) perception_cfc_adjoint(
+UNIO_KERNEL(160) perception_cfc_adjoint(
     UNIO_IN(real, dt),
     UNIO_IN(real, h),
     UNIO_IN(real, x),
@@ -251,7 +257,7 @@ UNIO_KERNEL(32) perception_cfc_adjoint(
         const real d_b_t_ = acc5;
         d_b_t[j] = d_b_t_;
     }
-    for (int e = threadIdx.x; e < 576; e += 32) {
+    for (int e = threadIdx.x; e < 576; e += 160) {
         const int j = e / 24;
         const int k = e % 24;
         real acc = real(0);
@@ -285,7 +291,7 @@ UNIO_KERNEL(32) perception_cfc_adjoint(
         const real d_w_t_ = acc5;
         d_w_t[j * 24 + k] = d_w_t_;
     }
-    for (int e = threadIdx.x; e < 240; e += 32) {
+    for (int e = threadIdx.x; e < 240; e += 160) {
         const int j = e / 10;
         const int i = e % 10;
         real acc = real(0);

@@ -3,7 +3,7 @@
 
 // Additive attention over the steps of a sequence: a weighted mean of its states.
 // From `pool` in unio:common/attention.toml.
-UNIO_KERNEL(256) perception_pool_forward(
+UNIO_KERNEL(96) perception_pool_forward(
     UNIO_IN(real, h),
     UNIO_IN(real, b),
     UNIO_IN(real, v),
@@ -26,7 +26,7 @@ UNIO_KERNEL(256) perception_pool_forward(
     alpha = alpha + size_t(blockIdx.x) * 20;
     alpha_2 = alpha_2 + size_t(blockIdx.x) * 20;
     alpha_3 = alpha_3 + size_t(blockIdx.x) * 1;
-    for (int e = threadIdx.x; e < 320; e += 256) {
+    for (int e = threadIdx.x; e < 320; e += 96) {
         const int k = e / 16;
         const int a = e % 16;
         real acc = real(0);
@@ -95,7 +95,7 @@ UNIO_KERNEL(256) perception_pool_forward(
 
 // Additive attention over the steps of a sequence: a weighted mean of its states.
 // From `pool` in unio:common/attention.toml.
-UNIO_KERNEL(256) perception_pool_adjoint(
+UNIO_KERNEL(128) perception_pool_adjoint(
     UNIO_IN(real, h),
     UNIO_IN(real, v),
     UNIO_IN(real, w),
@@ -158,7 +158,7 @@ UNIO_KERNEL(256) perception_pool_adjoint(
         d_alpha_2_part1_s[k] = d_alpha_2_part1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 320; e += 256) {
+    for (int e = threadIdx.x; e < 320; e += 128) {
         const int k = e / 16;
         const int a = e % 16;
         const real d_t_ = d_alpha_2_part1_s[k] * v[a];
@@ -166,7 +166,7 @@ UNIO_KERNEL(256) perception_pool_adjoint(
         d_t_part1_s[k * 16 + a] = d_t_part1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 480; e += 256) {
+    for (int e = threadIdx.x; e < 480; e += 128) {
         const int k = e / 24;
         const int i = e % 24;
         real acc = real(0);
@@ -191,7 +191,7 @@ UNIO_KERNEL(256) perception_pool_adjoint(
         const real d_v_ = acc2;
         d_v[a] = d_v_;
     }
-    for (int e = threadIdx.x; e < 384; e += 256) {
+    for (int e = threadIdx.x; e < 384; e += 128) {
         const int a = e / 24;
         const int i = e % 24;
         real acc = real(0);

@@ -3,7 +3,7 @@
 
 // The K days that end at a row, and what came after.
 // From `window` in specs/perception/model.toml.
-UNIO_KERNEL(224) perception_window_forward(
+UNIO_KERNEL(64) perception_window_forward(
     UNIO_IN(int, row),
     UNIO_IN(real, direction),
     UNIO_IN(real, feature),
@@ -23,8 +23,7 @@ UNIO_KERNEL(224) perception_window_forward(
     is_up = is_up + size_t(blockIdx.x) * 1;
     is_volatile = is_volatile + size_t(blockIdx.x) * 1;
     x = x + size_t(blockIdx.x) * 200;
-    if (threadIdx.x < 200) {
-        const int e = threadIdx.x;
+    for (int e = threadIdx.x; e < 200; e += 64) {
         const int k = e / 10;
         const int f = e % 10;
         const real x_ = feature[unio_row(row[0] - 20 + 1 + k, feature_rows_) * 10 + f];
