@@ -282,6 +282,34 @@ fn an_optimizer_takes_no_gradient_that_is_not_reduced() {
     assert_eq!(outcome.messages.matches("\nerror[").count(), 1, "{}", outcome.messages);
 }
 
+/// A second stage, and the first one's gradients deferred.
+const DEFERRED: &str = r#"fit = { block = "fit", input = { x = "x", y = "shift.z" }, schedule = { gradients = "deferred" } }
+shift = { block = "shift", input = { y = "y" } }
+
+[block.shift]
+doc    = "A point's height above the ground."
+input  = { y = "[]" }
+param  = { ground = "[]" }
+output = { z = "[]" }
+math   = "z = y - ground""#;
+
+#[test]
+fn a_gradient_is_complete_only_after_all_kernels_that_give_it() {
+    let outside = Outside::variant("deferred");
+    let fit = r#"fit = { block = "fit", input = { x = "x", y = "y" } }"#;
+    outside.edit("specs/model.toml", fit, DEFERRED);
+    let outcome = outside.cargo(&["run"]);
+    assert!(outcome.ok, "{}", outcome.messages);
+    assert_eq!(outcome.printed, "gradients = [2.0, 1.0, 2.0, 3.0]\n");
+    let reduce = "    let sum = ReduceAxis0::load";
+    outside.edit("src/main.rs", reduce, "    let _done = ReduceAxis0::load");
+    outside.edit("src/main.rs", "sum, n: 1", "sum: todo!(), n: 1");
+    let outcome = outside.cargo(&["build"]);
+    assert!(!outcome.ok);
+    let message = "expected `&Reduced<f32>`, found `&After<f32, FitGradients>`";
+    assert!(outcome.messages.contains(message), "{}", outcome.messages);
+}
+
 #[test]
 fn a_mirror_that_cannot_be_written_is_only_warned_of() {
     let outside = Outside::new("readonly");

@@ -62,8 +62,25 @@ pub const MANIFEST: &str = "version = 1\nname = \"t\"\ninclude = [\"unio:common\
 /// # Panics
 /// Where it does not compile; the message shows the diagnostics.
 pub fn compile_run(name: &str, sizes: &[(&str, usize)]) -> Compiled {
+    compile_edited(name, sizes, str::to_owned)
+}
+
+/// The same under a schedule for all stages: `grid = "single"`.
+///
+/// # Panics
+/// As [`compile_run`].
+pub fn compile_scheduled(name: &str, sizes: &[(&str, usize)], schedule: &str) -> Compiled {
+    let key = format!("\nschedule  = {{ {schedule} }}\nobjective ");
+    compile_edited(name, sizes, |text| text.replacen("\nobjective ", &key, 1))
+}
+
+/// The same with the model's text edited.
+///
+/// # Panics
+/// As [`compile_run`].
+pub fn compile_edited(name: &str, sizes: &[(&str, usize)], edit: impl FnOnce(&str) -> String) -> Compiled {
     let common = fixture_text("run/common.toml");
-    let used = with_sizes(&fixture_text(&format!("run/{name}.toml")), sizes);
+    let used = edit(&with_sizes(&fixture_text(&format!("run/{name}.toml")), sizes));
     let common = only_used(&common, &used);
     let texts = [("specs/t/unio.toml", MANIFEST), ("specs/t/common.toml", &common), ("specs/t/model.toml", &used)];
     unio_codegen::compile_texts(&texts).unwrap_or_else(|e| panic!("{e}"))

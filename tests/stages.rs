@@ -171,7 +171,11 @@ fn programs_of_updates_and_signals() {
 /// Who runs after whom.
 #[test]
 fn order_of_a_step() {
-    let stages = stages("steering");
+    insta::assert_snapshot!(order("steering"));
+}
+
+fn order(name: &str) -> String {
+    let stages = stages(name);
     let mut text = String::new();
     for launch in &stages.plan.train {
         let after: Vec<&str> = launch.after.iter().map(|n| stages.plan.train[*n].name.as_str()).collect();
@@ -179,7 +183,7 @@ fn order_of_a_step() {
         let mark = if evaluated { " (evaluated too)" } else { "" };
         writeln!(text, "{}{mark} after {}", launch.name, after.join(", ")).unwrap();
     }
-    insta::assert_snapshot!(text);
+    text
 }
 
 #[test]
@@ -214,6 +218,51 @@ fn cuda_of_a_producer() {
 #[test]
 fn cuda_of_the_reducer() {
     insta::assert_snapshot!(kernel_text("sum", "reduce_axis0", "t_reduce_axis0"));
+}
+
+/// One block takes all samples, and its shared memory goes from one to the next.
+#[test]
+fn cuda_of_a_single_block() {
+    insta::assert_snapshot!(kernel_text("schedules", "second", "t_second_adjoint"));
+}
+
+#[test]
+fn cuda_of_deferred_gradients() {
+    insta::assert_snapshot!(kernel_text("schedules", "third", "t_third_gradients"));
+}
+
+/// The scratch has columns of one stage only, whose sums go where its gradients belong.
+#[test]
+fn cuda_of_a_reducer_among_deferred_gradients() {
+    insta::assert_snapshot!(kernel_text("schedules", "reduce_axis0", "t_reduce_axis0"));
+}
+
+#[test]
+fn order_of_a_step_with_deferred_gradients() {
+    insta::assert_snapshot!(order("schedules"));
+}
+
+#[test]
+fn stages_explained() {
+    insta::assert_snapshot!(explained("schedules", Some("first")).unwrap());
+    let all = explained("schedules", None).unwrap();
+    let titles: Vec<&str> =
+        all.lines().filter(|line| line.starts_with("stage ") || line.starts_with("model ")).collect();
+    assert_eq!(titles.len(), 5, "{titles:?}");
+    assert_eq!(explained("schedules", Some("step")).unwrap().matches("stage ").count(), 3);
+    let unknown = explained("schedules", Some("thrid")).unwrap_err();
+    assert!(unknown.contains("no stage or block `thrid`; the stages are first, second, third, last"), "{unknown}");
+    assert!(explained("nothing", None).unwrap_err().contains("the set has no model"));
+}
+
+fn explained(name: &str, stage: Option<&str>) -> Result<String, String> {
+    let files = match name {
+        "nothing" => vec![("t/unio.toml".to_owned(), unio_tests::MANIFEST.to_owned())],
+        name => files(&fixture_text(&format!("pass/{name}.toml"))),
+    };
+    let set = SetFiles::from_texts(borrowed(&files));
+    let included = common::included(&set, None).unwrap();
+    unio_codegen::explain(&set, &included, "", stage).map_err(|error| error.to_string())
 }
 
 #[test]

@@ -11,7 +11,7 @@ use unio::device::{CompileOptions, Real, nvrtc};
 use unio::interface::{Artefacts, Kernel};
 use unio_codegen::build::{Generated, generate, set_dirs};
 use unio_codegen::{Compiled, SetFiles, common, compile};
-use unio_tests::{compile_run, fixture};
+use unio_tests::{compile_run, compile_scheduled, fixture};
 
 /// Environment variable: CUDA's compiler must be there, and is not skipped.
 const REQUIRE_VARIABLE: &str = "UNIO_REQUIRE_NVRTC";
@@ -46,7 +46,11 @@ fn everything() -> BTreeMap<String, Compiled> {
         (dir.file_name().unwrap().to_string_lossy().into_owned(), set.compiled)
     });
     let fixtures = fixtures().into_iter().map(|name| (format!("run/{name}"), compile_run(&name, &[])));
-    sets.chain(fixtures).collect()
+    let scheduled = ["cfc", "pool", "grn", "mamba2", "head"].map(|name| {
+        let schedule = "grid = \"single\", gradients = \"deferred\"";
+        (format!("run/{name} in one block, deferred"), compile_scheduled(name, &[], schedule))
+    });
+    sets.chain(fixtures).chain(scheduled).collect()
 }
 
 /// All that a set gives, by path.

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::diagnostics::{Code, Diagnostics};
 use crate::spec::SetFiles;
 use crate::write::{self, Difference};
-use crate::{Compiled, common, compile, emit};
+use crate::{Compiled, common, compile, emit, explain};
 
 /// Folder in `OUT_DIR` that `specs!()` reads.
 const OUT_FOLDER: &str = "unio";
@@ -129,9 +129,7 @@ impl Generated {
     }
 
     fn shown_as(dir: &Path, name: &str) -> Result<Self, Diagnostics> {
-        let set = SetFiles::from_dir(dir, name)?;
-        let included = common::included(&set, Some(dir))?;
-        let lock = fs::read_to_string(lock_path(dir)).unwrap_or_default();
+        let (set, included, lock) = read(dir, name)?;
         Ok(Self { dir: dir.to_owned(), compiled: compile(&set, &included, &lock)? })
     }
 
@@ -147,6 +145,23 @@ impl Generated {
             println!("cargo::warning={mirror} is not refreshed: {error}");
         }
     }
+}
+
+/// [`explain`](crate::explain) for the set in a folder.
+///
+/// # Errors
+/// As there.
+pub fn explain_dir(dir: &Path, name: Option<&str>) -> Result<String, Diagnostics> {
+    let (set, included, lock) = read(dir, &shown(dir))?;
+    explain(&set, &included, &lock, name)
+}
+
+/// A set's files, those of its includes, and its layout lock.
+fn read(dir: &Path, name: &str) -> Result<(SetFiles, Vec<SetFiles>, String), Diagnostics> {
+    let set = SetFiles::from_dir(dir, name)?;
+    let included = common::included(&set, Some(dir))?;
+    let lock = fs::read_to_string(lock_path(dir)).unwrap_or_default();
+    Ok((set, included, lock))
 }
 
 /// Where a set's layout is kept.

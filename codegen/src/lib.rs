@@ -9,6 +9,7 @@ pub mod common;
 pub mod diagnostics;
 pub mod emit;
 pub mod equations;
+mod explain;
 pub mod lower;
 pub mod math;
 pub mod model;
@@ -61,6 +62,20 @@ fn stages(set: &SetFiles, included: &[SetFiles], lock: &str) -> Result<Compiled,
     let emitted = emit::emit(&model, &equations, &plan, &kernels);
     let hints = model::hints(&model);
     Ok(Compiled { artefacts: emitted.artefacts, lock: lock.render(), hints, mirror: emitted.mirror })
+}
+
+/// Explains a set's stage by its name, those of a block, or all of them: equations, adjoint, storage, launch shapes.
+///
+/// # Errors
+/// As [`compile`]; a name that is no stage's and no block's.
+pub fn explain(set: &SetFiles, included: &[SetFiles], lock: &str, name: Option<&str>) -> Result<String, Diagnostics> {
+    let spec = spec::read(set, included)?;
+    let (model, _) = model::resolve(&spec, &model::Lock::parse(lock))?;
+    let equations = equations::equations(&model)?;
+    let plan = plan::plan(&model, &equations)?;
+    let kernels = lower::lower(&plan, &model.files);
+    let all = explain::Explained { spec: &spec, model: &model, equations: &equations, plan: &plan, kernels: &kernels };
+    all.text(name)
 }
 
 /// Compiles a set given as texts, with the shipped sets it includes; for tests and tools.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use unio_codegen::Code;
-use unio_codegen::build::{Generated, generate, set_dirs};
+use unio_codegen::build::{Generated, explain_dir, generate, set_dirs};
 use unio_codegen::interface::Artefacts;
 
 /// Unio's code generator.
@@ -41,6 +41,13 @@ enum Command {
         #[arg(long, value_enum, default_value = "table")]
         format: Format,
     },
+    /// Show what the generator makes of a stage: equations, adjoint, where each value lives, launch shapes, memory.
+    Explain {
+        /// Folder of the set.
+        set: PathBuf,
+        /// Stage, or block; all stages if left out.
+        name: Option<String>,
+    },
     /// Print the schema of spec files, for editors.
     Schema,
 }
@@ -67,6 +74,10 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Gen { check } => generate_all(&cli.root, *check),
         Command::Check { sets } => check(&cli.root, sets),
         Command::Slots { set, format } => slots(&Generated::of_dir(set)?.compiled.artefacts, *format),
+        Command::Explain { set, name } => {
+            print!("{}", explain_dir(set, name.as_deref())?);
+            Ok(())
+        }
         Command::Schema => {
             print!("{}", unio_codegen::emit::schema());
             Ok(())

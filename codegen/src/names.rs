@@ -30,6 +30,11 @@ pub fn stage_saved(stage: &str, tensor: &str) -> String {
     format!("{stage}.saved.{tensor}")
 }
 
+/// A value that a stage's kernel leaves in memory for itself or for a later one.
+pub fn stage_kept(stage: &str, what: &str, tensor: &str) -> String {
+    format!("{stage}.{what}.{tensor}")
+}
+
 /// Per-element state of an optimizer.
 pub fn update_state(update: &str, state: &str) -> String {
     format!("{update}.{state}")

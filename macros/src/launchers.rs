@@ -2,7 +2,7 @@
 
 use proc_macro2::{Ident, TokenStream};
 use quote::{format_ident, quote};
-use unio_interface::{Access, Artefacts, Elem, Kernel, KernelParam, Role};
+use unio_interface::{Access, Arg, Artefacts, Elem, Kernel, KernelParam, Role};
 
 use crate::handles::camel;
 
@@ -16,15 +16,23 @@ pub(crate) fn expand(artefacts: &Artefacts) -> TokenStream {
 }
 
 fn launcher(artefacts: &Artefacts, index: usize, kernel: &Kernel) -> TokenStream {
-    let short = kernel.symbol.strip_prefix(&format!("{}_", artefacts.set)).unwrap_or(&kernel.symbol);
-    let (name, args) = (format_ident!("{}", camel(short)), format_ident!("{}Args", camel(short)));
+    let name = launcher_name(artefacts, kernel);
+    let args = format_ident!("{name}Args");
     let (doc, symbol) = (&kernel.doc, &kernel.symbol);
     let args_doc = format!("Arguments of [`{name}`].");
-    let fields = kernel.params.iter().filter(|p| !matches!(p, KernelParam::Rows { .. })).map(field);
-    let checks = kernel.params.iter().map(|p| check(symbol, p, counted(kernel)));
-    let values = kernel.params.iter().map(|p| value(symbol, p));
+    let own = kernel.params.iter().filter(|p| !matches!(p, KernelParam::Rows { .. }) && !is_gradient(p));
+    let gradient = GradientField::of(artefacts, index);
+    let whole = gradient.as_ref().map(GradientField::field);
+    let fields = own.map(field).chain(whole);
+    let whole = gradient.as_ref().map(|g| g.check(symbol, counted(kernel)));
+    let checks =
+        kernel.params.iter().filter(|p| !is_gradient(p)).map(|p| check(symbol, p, counted(kernel))).chain(whole);
+    let values = kernel.params.iter().enumerate().map(|(n, p)| match &gradient {
+        Some(gradient) if is_gradient(p) => gradient.value(n),
+        _ => value(symbol, p),
+    });
     let n = counted(kernel).map_or(quote!(0), |n| quote!(args.#n));
-    let (returns, result) = returned(kernel);
+    let (returns, result) = gradient.as_ref().map_or((quote!(()), quote!(())), GradientField::returned);
     quote! {
         #[doc = #doc]
         #[derive(Clone, Debug)]
@@ -51,6 +59,102 @@ fn launcher(artefacts: &Artefacts, index: usize, kernel: &Kernel) -> TokenStream
             }
         }
     }
+}
+
+/// Whether a kernel writes gradients through this parameter that an optimizer may take.
+fn is_gradient(param: &KernelParam) -> bool {
+    matches!(
+        param,
+        KernelParam::Buffer { role: Role::Reduced, access: Access::Out, .. }
+            | KernelParam::Buffer { role: Role::GradientOf(_), .. }
+    )
+}
+
+/// The field for the gradients that a kernel writes. Where several kernels do, each takes what the one before has left, so
+/// that the last one's result is complete.
+struct GradientField<'a> {
+    name: Ident,
+    kernel: &'a Kernel,
+    /// First element behind each parameter.
+    starts: Vec<usize>,
+    /// Elements of all gradients, if the model fixes them.
+    total: Option<usize>,
+    /// Launcher of the kernel before.
+    after: Option<Ident>,
+    is_last: bool,
+}
+
+impl<'a> GradientField<'a> {
+    fn of(artefacts: &'a Artefacts, index: usize) -> Option<Self> {
+        let writes = |kernel: &Kernel| kernel.params.iter().any(is_gradient);
+        let writers: Vec<usize> = (0..artefacts.kernels.len()).filter(|n| writes(&artefacts.kernels[*n])).collect();
+        let place = writers.iter().position(|n| *n == index)?;
+        let kernel = &artefacts.kernels[index];
+        let launch = artefacts.program.iter().flat_map(|p| &p.train).find(|l| l.kernel == index);
+        let start = |arg: &Arg| if let Arg::Buffer { start, .. } = arg { *start } else { 0 };
+        let params = artefacts.program.iter().flat_map(|p| &p.params);
+        Some(Self {
+            name: gradient_name(kernel),
+            kernel,
+            starts: launch.iter().flat_map(|l| &l.args).map(start).collect(),
+            total: artefacts.program.as_ref().map(|_| params.map(|p| p.shape.iter().product::<usize>()).sum()),
+            after: place.checked_sub(1).map(|before| launcher_name(artefacts, &artefacts.kernels[writers[before]])),
+            is_last: place + 1 == writers.len(),
+        })
+    }
+
+    fn field(&self) -> TokenStream {
+        let name = &self.name;
+        let ty = match &self.after {
+            None => quote!(::unio::launcher::Gradient<f32>),
+            Some(before) => quote!(::unio::launcher::After<f32, #before>),
+        };
+        let doc = "Room for the gradients of all parameters, after the kernels that gave theirs before";
+        quote! { #[doc = #doc] pub #name: #ty }
+    }
+
+    fn check(&self, symbol: &str, counted: Option<Ident>) -> TokenStream {
+        let (name, ident) = (self.name.to_string(), &self.name);
+        let needed = match (self.total, counted) {
+            (Some(total), _) => quote!(#total),
+            (None, Some(n)) => quote!(args.#n),
+            (None, None) => return TokenStream::new(),
+        };
+        quote! { ::unio::launcher::check_len(#symbol, #name, #needed, args.#ident.tensor().len())?; }
+    }
+
+    fn value(&self, param: usize) -> TokenStream {
+        let (name, start) = (&self.name, self.starts.get(param).copied().unwrap_or(0));
+        let len = match &self.kernel.params[param] {
+            KernelParam::Buffer { len: Some(len), .. } => *len,
+            _ => 0,
+        };
+        quote!(args.#name.tensor().words(#start, #len).arg())
+    }
+
+    fn returned(&self) -> (TokenStream, TokenStream) {
+        let name = &self.name;
+        match self.is_last {
+            true => (quote!(::unio::launcher::Reduced<f32>), quote!(args.#name.reduced())),
+            false => (quote!(::unio::launcher::After<f32, Self>), quote!(args.#name.after())),
+        }
+    }
+}
+
+/// The reducer's own name for them; a stage's kernel has one for each parameter, and so needs one for all.
+fn gradient_name(kernel: &Kernel) -> Ident {
+    let reduced = kernel.params.iter().find_map(|p| match p {
+        KernelParam::Buffer { name, role: Role::Reduced, access: Access::Out, .. } => Some(raw(name)),
+        _ => None,
+    });
+    let taken = |p: &KernelParam| matches!(p, KernelParam::Buffer { name, .. } if name == "grads");
+    let own = if kernel.params.iter().any(taken) { "grads_" } else { "grads" };
+    reduced.unwrap_or_else(|| raw(own))
+}
+
+fn launcher_name(artefacts: &Artefacts, kernel: &Kernel) -> Ident {
+    let short = kernel.symbol.strip_prefix(&format!("{}_", artefacts.set)).unwrap_or(&kernel.symbol);
+    format_ident!("{}", camel(short))
 }
 
 fn counted(kernel: &Kernel) -> Option<Ident> {
@@ -90,7 +194,6 @@ fn field(param: &KernelParam) -> TokenStream {
             let doc = format!("{}{}", describe(role), len.map_or(String::new(), |len| format!(", {len} elements")));
             let t = rust_type(*elem);
             let ty = match (role, access) {
-                (Role::Reduced, Access::Out) => quote!(::unio::launcher::Gradient<#t>),
                 (Role::Reduced, _) => quote!(&'a ::unio::launcher::Reduced<#t>),
                 (Role::Scalar, _) => quote!(::unio::launcher::Words<'a, #t>),
                 (_, Access::In) => quote!(&'a ::unio::launcher::Tensor<#t>),
@@ -107,10 +210,11 @@ fn describe(role: &Role) -> String {
         Role::Table => "Table shared by all samples".into(),
         Role::Param => "Trainable tensor".into(),
         Role::Output => "Output".into(),
-        Role::Saved => "Kept by the forward kernel for the adjoint".into(),
+        Role::Saved => "Kept by one kernel of the stage for another".into(),
         Role::CotangentOf(name) => format!("Derivative of the objective by the output `{name}`"),
         Role::CotangentTo(name) => format!("Derivative of the objective by the input `{name}`"),
         Role::ParamGradient(name) => format!("Each sample's derivative by `{name}`, in the gradient scratch"),
+        Role::GradientOf(name) => format!("Derivative by `{name}`, summed over the batch"),
         Role::Scalar => "Slot, state or observation".into(),
         Role::State => "State: read and advanced".into(),
         Role::Reduced => "Gradient after the reduction over the batch".into(),
@@ -158,15 +262,4 @@ fn value(symbol: &str, param: &KernelParam) -> TokenStream {
             quote!(args.#name.arg())
         }
     }
-}
-
-/// A reducer turns the room for a gradient into a reduced gradient.
-fn returned(kernel: &Kernel) -> (TokenStream, TokenStream) {
-    for param in &kernel.params {
-        if let KernelParam::Buffer { name, elem, access: Access::Out, role: Role::Reduced, .. } = param {
-            let (name, t) = (raw(name), rust_type(*elem));
-            return (quote!(::unio::launcher::Reduced<#t>), quote!(args.#name.reduced()));
-        }
-    }
-    (quote!(()), quote!(()))
 }

@@ -141,14 +141,45 @@ impl<T: Pod> Gradient<T> {
         &self.0
     }
 
-    /// What the reducer has written.
+    /// What the only kernel that gives gradients has written.
+    #[doc(hidden)]
+    pub fn reduced(self) -> Reduced<T> {
+        Reduced(self.0)
+    }
+
+    /// What the first of several kernels has written.
+    #[doc(hidden)]
+    pub fn after<K>(self) -> After<T, K> {
+        After(self.0, PhantomData)
+    }
+}
+
+/// A gradient to which the kernels up to `K` have given their parts. Others are missing: no optimizer takes it.
+#[derive(Debug)]
+pub struct After<T, K>(Tensor<T>, PhantomData<K>);
+
+impl<T: Pod, K> After<T, K> {
+    /// The tensor, for the next kernel.
+    #[doc(hidden)]
+    pub fn tensor(&self) -> &Tensor<T> {
+        &self.0
+    }
+
+    /// With the part of the next kernel.
+    #[doc(hidden)]
+    pub fn after<L>(self) -> After<T, L> {
+        After(self.0, PhantomData)
+    }
+
+    /// With the part of the last kernel.
     #[doc(hidden)]
     pub fn reduced(self) -> Reduced<T> {
         Reduced(self.0)
     }
 }
 
-/// A gradient after the reduction over the batch: what an optimizer takes. Only a reducer's launch makes one.
+/// A gradient after the reduction over the batch: what an optimizer takes. Only the launch that completes it makes one: the
+/// reducer's, or the last one where stages defer their gradients.
 #[derive(Debug)]
 pub struct Reduced<T>(Tensor<T>);
 

@@ -174,8 +174,8 @@ fn program() -> Program {
         train,
         evaluate: vec![count, forward],
         stages: vec![
-            Stage { name: "scale".into(), forward: 1, adjoint: Some(2) },
-            Stage { name: "data".into(), forward: 5, adjoint: None },
+            Stage { name: "scale".into(), forward: 1, adjoint: Some(2), gradients: None },
+            Stage { name: "data".into(), forward: 5, adjoint: None, gradients: None },
         ],
     }
 }
@@ -397,6 +397,18 @@ fn wrong_writes_are_refused() {
     assert_eq!(session.read(TABLE_F32).unwrap(), [0.5; 9]);
     session.write(TABLE_F32, &[]).unwrap();
     assert!(session.read(TABLE_F32).unwrap().is_empty());
+}
+
+#[test]
+fn buffers_that_do_not_fit_are_refused_before_they_are_allocated() {
+    let mut large = artefacts();
+    let buffers = &mut large.program.as_mut().unwrap().buffers;
+    (buffers[Y].name, buffers[Y].len, buffers[Y].shape) = ("gradient_scratch".into(), Some(1 << 50), vec![1 << 50]);
+    let error = Session::new(&device(), &large, Real::F32).unwrap_err();
+    let SessionError::TooLarge { needed, free, largest, cure } = &error else { panic!("{error}") };
+    assert!(*needed > 1 << 52 && *free > 0 && free < needed, "{error}");
+    assert!(largest.starts_with("`gradient_scratch` [1125899906842624] with 4503599627370496, "), "{error}");
+    assert!(cure.contains("deferred"), "{error}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use unio::{Phase, Session};
 use unio_tests::{compile_run, compile_set, twin_devices};
 
 /// Every buffer after some steps, by name and as bits.
-type Bits = Vec<(String, Vec<u64>)>;
+pub(crate) type Bits = Vec<(String, Vec<u64>)>;
 
 #[test]
 fn thread_order_changes_no_bit() {
@@ -35,13 +35,13 @@ fn twenty_runs_of_one_seed_give_one_hash() {
     }
 }
 
-fn assert_same(what: &str, a: &Bits, b: &Bits) {
+pub(crate) fn assert_same(what: &str, a: &Bits, b: &Bits) {
     for ((name, a), (_, b)) in a.iter().zip(b) {
         assert!(a == b, "{what}: `{name}` differs");
     }
 }
 
-fn steps(device: &Device, artefacts: &Artefacts, count: usize) -> Bits {
+pub(crate) fn steps(device: &Device, artefacts: &Artefacts, count: usize) -> Bits {
     let mut session = Session::new(device, artefacts, Real::F32).unwrap();
     fill_externals(&mut session, artefacts);
     session.init_params(11).unwrap();

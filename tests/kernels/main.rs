@@ -6,6 +6,7 @@ mod adjoints;
 mod determinism;
 mod learning;
 mod producers;
+mod schedules;
 mod smoothing;
 mod sp4;
 mod timing;

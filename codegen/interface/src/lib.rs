@@ -174,7 +174,7 @@ pub enum Role {
     Param,
     /// Result.
     Output,
-    /// Kept by the forward kernel for the adjoint.
+    /// Kept by one kernel of the stage for another.
     Saved,
     /// Derivative of the objective by the named output.
     CotangentOf(String),
@@ -182,6 +182,8 @@ pub enum Role {
     CotangentTo(String),
     /// Per-sample derivative by the named parameter, in the gradient scratch.
     ParamGradient(String),
+    /// Derivative by the named parameter, summed over the batch and in its place among the gradients.
+    GradientOf(String),
     /// Slot, state, observation, or other scalar.
     Scalar,
     /// State of an update.
@@ -389,7 +391,7 @@ pub enum Arg {
     },
 }
 
-/// The two kernels of a stage.
+/// The kernels of a stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
     /// Name.
@@ -398,4 +400,6 @@ pub struct Stage {
     pub forward: usize,
     /// Adjoint kernel; `None` where no gradient flows.
     pub adjoint: Option<usize>,
+    /// Kernel of the parameters' gradients, where the adjoint defers them.
+    pub gradients: Option<usize>,
 }

@@ -115,11 +115,11 @@ fn body(skeletons: &Handlebars<'_>, kernel: &Kernel) -> String {
     let text = match &kernel.body {
         KernelBody::Ops(body) => ops(body, 1),
         KernelBody::Producer(text) => render(skeletons, step_name(text.step), &producer(text)),
-        KernelBody::ReduceAxis0 { batch } => render(
-            skeletons,
-            "reduce_axis0",
-            &json!({ "columns": REDUCER_COLUMNS, "rows": REDUCER_ROWS, "half": REDUCER_ROWS / 2, "batch": batch }),
-        ),
+        KernelBody::ReduceAxis0 { batch, place } => {
+            let (columns, rows) = (REDUCER_COLUMNS, REDUCER_ROWS);
+            let data = json!({ "columns": columns, "rows": rows, "half": rows / 2, "batch": batch, "place": place });
+            render(skeletons, "reduce_axis0", &data)
+        }
     };
     text.trim_end_matches('\n').to_owned()
 }

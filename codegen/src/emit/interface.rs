@@ -12,7 +12,7 @@ use crate::equations::Equations;
 use crate::lower::Kernel;
 use crate::math::Elem;
 use crate::model::{self, Model, Network};
-use crate::plan::{Count, Plan};
+use crate::plan::{Count, Plan, StageKernels};
 use crate::spec::equation::When as Read;
 
 pub(super) fn artefacts(
@@ -145,10 +145,11 @@ fn program(model: &Model, plan: &Plan, kernels: &[Kernel]) -> Program {
         let value = crate::names::stage_value(&network.stages[*stage].name, output);
         (name.clone(), buffer_at(&value))
     };
-    let stage = |(name, forward, adjoint): &(String, usize, Option<usize>)| Stage {
-        name: name.clone(),
-        forward: *forward,
-        adjoint: *adjoint,
+    let stage = |s: &StageKernels| Stage {
+        name: s.name.clone(),
+        forward: s.forward,
+        adjoint: s.adjoint,
+        gradients: s.gradients,
     };
     Program {
         model: network.map_or(model.set.clone(), |n| n.name.clone()),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use unio_interface::{Grid, Shared};
 
-use super::expr::{Code, Namer, Places, Printer, flat, register_type};
+use super::expr::{Code, Namer, Places, Printer, flat, register_type, unflat};
 use super::{KernelBody, Lowered, Op, SharedArray};
 use crate::math::{Elem, Expr, TensorId};
 use crate::plan::{BlockBody, Carry, Item, KernelPlan, Parallel, Phase};
@@ -23,11 +23,16 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
         arrays.push(SharedArray { ty, name: name.clone(), offset });
         shared_names.insert(*id, name);
     }
-    let mut ops = sample_pointers(kernel, names);
+    let sample = body.single.then(|| namer.unique("sample"));
+    let mut ops = Vec::new();
     let mut lowerer = Lowerer { body, threads: kernel.threads, names, shared_names, namer };
     lowerer.phases(&body.phases, &mut ops);
+    let ops = match &sample {
+        Some(sample) => one_by_one(kernel, names, sample, body.batch, ops),
+        None => sample_pointers(kernel, names, "size_t(blockIdx.x) * ").into_iter().chain(ops).collect(),
+    };
     Lowered {
-        grid: Grid::Fixed(body.batch as u32),
+        grid: Grid::Fixed(if body.single { 1 } else { body.batch as u32 }),
         shared: Shared { reals: body.shared_reals as u32, bytes: body.shared_ints as u32 * 4 },
         arrays,
         counted: false,
@@ -37,12 +42,18 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
     }
 }
 
-/// Moves each per-sample pointer to the block's own sample.
-fn sample_pointers(kernel: &KernelPlan, names: &[String]) -> Vec<Op> {
+/// Moves each per-sample pointer on by so many samples.
+fn sample_pointers(kernel: &KernelPlan, names: &[String], samples: &str) -> Vec<Op> {
     let strided = kernel.params.iter().zip(names).filter_map(|(p, name)| Some((name, p.stride?)));
     strided
-        .map(|(name, stride)| Op::Set { place: name.clone(), value: format!("{name} + size_t(blockIdx.x) * {stride}") })
+        .map(|(name, stride)| Op::Set { place: name.clone(), value: format!("{name} + {samples}{stride}") })
         .collect()
+}
+
+/// All samples in one block: the pointers go from each sample to the next.
+fn one_by_one(kernel: &KernelPlan, names: &[String], sample: &str, batch: usize, mut body: Vec<Op>) -> Vec<Op> {
+    body.extend(sample_pointers(kernel, names, ""));
+    vec![Op::For { head: format!("int {sample} = 0; {sample} < {batch}; ++{sample}"), body }]
 }
 
 struct Lowerer<'a> {
@@ -245,16 +256,7 @@ impl Lowerer<'_> {
         let single = names.len() == 1;
         let counter = if single { names[0].as_str() } else { element };
         if !single {
-            let mut ops = Vec::new();
-            for (n, name) in names.iter().enumerate() {
-                let inner: usize = extents[n + 1..].iter().product();
-                let value = match (n, inner) {
-                    (0, inner) => format!("{element} / {inner}"),
-                    (_, 1) => format!("{element} % {}", extents[n]),
-                    (_, inner) => format!("{element} / {inner} % {}", extents[n]),
-                };
-                ops.push(Op::Let { ty: "int", name: name.clone(), value });
-            }
+            let mut ops = unflat(names, extents, element);
             ops.extend(body);
             body = ops;
         }

@@ -221,7 +221,8 @@ impl Printer<'_> {
         Code::atom(acc)
     }
 
-    fn accumulate(&mut self, op: Reduction, acc: &str, body: &Expr, before: &mut Vec<Op>) -> String {
+    /// The next value of an accumulator.
+    pub(super) fn accumulate(&mut self, op: Reduction, acc: &str, body: &Expr, before: &mut Vec<Op>) -> String {
         match (op, body) {
             (Reduction::Sum, Expr::Binary(BinaryFn::Mul, a, b)) => {
                 let (a, b) = (self.expr(a, before), self.expr(b, before));
@@ -270,6 +271,22 @@ pub(super) fn flat(shape: &[usize], index: &[String]) -> String {
         }
     }
     if terms.is_empty() { "0".into() } else { terms.join(" + ") }
+}
+
+/// The indices of the element at a place, row-major: the reverse of [`flat`].
+pub(super) fn unflat(names: &[String], extents: &[usize], element: &str) -> Vec<Op> {
+    let mut ops = Vec::new();
+    for (n, name) in names.iter().enumerate() {
+        let inner: usize = extents[n + 1..].iter().product();
+        let value = match (n, inner) {
+            (0, 1) => element.to_owned(),
+            (0, inner) => format!("{element} / {inner}"),
+            (_, 1) => format!("{element} % {}", extents[n]),
+            (_, inner) => format!("{element} / {inner} % {}", extents[n]),
+        };
+        ops.push(Op::Let { ty: "int", name: name.clone(), value });
+    }
+    ops
 }
 
 /// C type of a value in a register.

@@ -2,6 +2,7 @@
 
 mod block;
 mod expr;
+mod gradients;
 pub mod producer;
 mod update;
 
@@ -69,6 +70,8 @@ pub enum KernelBody {
     ReduceAxis0 {
         /// Samples.
         batch: usize,
+        /// Where a column's sum belongs.
+        place: String,
     },
 }
 
@@ -137,7 +140,8 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
         Body::Block(body) => block::lower(kernel, body, &names, namer),
         Body::Update(body) => update::lower(kernel, body, &names, namer),
         Body::Producer(body) => producer::lower(kernel, body, &names, namer),
-        Body::ReduceAxis0 { batch } => reducer(*batch),
+        Body::Gradients(body) => gradients::lower(kernel, body, &names, namer),
+        Body::ReduceAxis0 { batch, shifts } => reducer(*batch, shifts),
     };
     let mut params: Vec<KernelParam> =
         kernel.params.iter().zip(&names).map(|(p, name)| pointer(p, name, batch_of(kernel))).collect();
@@ -171,6 +175,7 @@ fn own_names(body: &Body) -> &'static [&'static str] {
     match body {
         Body::Producer(_) => producer::OWN_NAMES,
         Body::Update(_) => &["n"],
+        Body::Gradients(_) => gradients::OWN_NAMES,
         Body::Block(_) | Body::ReduceAxis0 { .. } => &[],
     }
 }
@@ -197,7 +202,7 @@ pub const REDUCER_COLUMNS: u32 = 32;
 /// Row groups of a reducer block; each sums every so-many-th row, then a tree joins them.
 pub const REDUCER_ROWS: u32 = 8;
 
-fn reducer(batch: usize) -> Lowered {
+fn reducer(batch: usize, shifts: &[(usize, usize)]) -> Lowered {
     Lowered {
         grid: Grid::Elements { per_block: REDUCER_COLUMNS, least: 0, most: u32::MAX },
         shared: Shared { reals: REDUCER_COLUMNS * REDUCER_ROWS, bytes: 0 },
@@ -205,7 +210,27 @@ fn reducer(batch: usize) -> Lowered {
         counted: true,
         numbers: Vec::new(),
         functions: Vec::new(),
-        body: KernelBody::ReduceAxis0 { batch },
+        body: KernelBody::ReduceAxis0 { batch, place: shifted(shifts) },
+    }
+}
+
+/// Gradients that do not go through the scratch leave gaps between its columns' sums.
+fn shifted(shifts: &[(usize, usize)]) -> String {
+    let Some(((_, last), before)) = shifts.split_last() else {
+        return "column".to_owned();
+    };
+    let starts = shifts.iter().skip(1).map(|(start, _)| *start);
+    let mut shift = String::new();
+    // Columns before the first entry are not shifted.
+    if shifts[0].0 > 0 {
+        shift.push_str(&format!("column < {} ? 0 : ", shifts[0].0));
+    }
+    for ((_, by), end) in before.iter().zip(starts) {
+        shift.push_str(&format!("column < {end} ? {by} : "));
+    }
+    match shift.as_str() {
+        "" => format!("column + {last}"),
+        shift => format!("column + ({shift}{last})"),
     }
 }
 

@@ -130,7 +130,7 @@ fn kernels_stay_distinct(model: &Model, report: &mut Report) {
     kernels.extend(model.updates.iter().map(|u| (u.name.clone(), u.name.as_str(), &u.loc)));
     kernels.extend(model.producers.iter().map(|p| (p.name.clone(), p.name.as_str(), &p.loc)));
     for stage in model.network.iter().flat_map(|n| &n.stages) {
-        let names = ["", "_forward", "_adjoint"].map(|end| format!("{}{end}", stage.name));
+        let names = ["", "_forward", "_adjoint", "_gradients"].map(|end| format!("{}{end}", stage.name));
         kernels.extend(names.map(|symbol| (symbol, stage.name.as_str(), &stage.loc)));
     }
     let mut taken = BTreeMap::from([(String::from("reduce_axis0"), "the sum of the gradients")]);

@@ -12,6 +12,6 @@ pub use check::hints;
 pub use layout::Lock;
 pub use resolve::resolve;
 pub use types::{
-    External, Group, Init, Model, Network, Over, Param, Producer, Signal, Slot, Smoothing, Source, Stage, State,
-    Update, Wire, WireSource,
+    External, Group, Init, Model, Network, Over, Param, Producer, Schedule, Signal, Slot, Smoothing, Source, Stage,
+    State, Update, Wire, WireSource,
 };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::compose::{self, Composed};
 use super::resolve::{dims, elem};
-use super::types::{External, Group, Init, Network, Param, Stage, Wire, WireSource};
+use super::types::{External, Group, Init, Network, Param, Schedule, Stage, Wire, WireSource};
 use crate::diagnostics::{Code, Loc, Report};
 use crate::math::{Declared, Elem, Role};
 use crate::names;
@@ -56,6 +56,7 @@ pub fn resolve(spec: &Spec, report: &mut Report) -> Option<Resolved> {
     // What cannot be found is reported; the placeholder lets the rest be checked all the same.
     let batch = r.size(&entry.keys.batch).unwrap_or(1);
     let externals = r.externals();
+    r.check_threads(&entry.keys.schedule);
     r.stages(&externals, batch);
     let objective = r.objective().unwrap_or_default();
     let heads = r.heads();
@@ -456,7 +457,7 @@ impl<'a> Resolver<'a> {
     ) -> Option<Stage> {
         let spec = self.spec;
         check_name(name, &loc, self.report);
-        self.check_threads(keys);
+        self.check_threads(&keys.schedule);
         let Some(block) = spec.blocks.iter().find(|b| b.name == *keys.block.get_ref()) else {
             self.report.push_unknown(
                 Code::NameUnknown,
@@ -497,8 +498,8 @@ impl<'a> Resolver<'a> {
         self.used.insert(block.name.clone());
         self.used.extend(composed.blocks);
         let statements = composed.statements;
-        let declared = declared.into_iter().chain(composed.declared).collect();
-        let threads = keys.schedule.threads.as_ref().map(|t| *t.get_ref());
+        let declared: Vec<Declared> = declared.into_iter().chain(composed.declared).collect();
+        let schedule = self.schedule(&keys.schedule, &declared);
         let doc = block.keys.doc.clone();
         let block_loc = block.loc.clone();
         let block = block.name.clone();
@@ -512,7 +513,7 @@ impl<'a> Resolver<'a> {
             carry,
             declared,
             statements,
-            threads,
+            schedule,
             loc,
             block_loc,
         })
@@ -527,8 +528,21 @@ impl<'a> Resolver<'a> {
         keys.scan.as_ref().map(|scan| &scan.over).or(keys.each.as_ref())
     }
 
-    fn check_threads(&mut self, keys: &entries::Stage) {
-        let threads = keys.schedule.threads.as_ref();
+    /// The stage's own keys win over the model's.
+    fn schedule(&mut self, own: &entries::Schedule, declared: &[Declared]) -> Schedule {
+        let all = &self.entry.keys.schedule;
+        if let Some(key) = own.gradients.as_ref().filter(|_| !declared.iter().any(|d| d.role == Role::Param)) {
+            self.report.push(Code::KeyIdle, &loc_of(self.file, key), "the stage has no parameter");
+        }
+        Schedule {
+            threads: own.threads.as_ref().or(all.threads.as_ref()).map(|t| *t.get_ref()),
+            grid: own.grid.or(all.grid).unwrap_or_default(),
+            gradients: own.gradients.as_ref().or(all.gradients.as_ref()).map(|g| *g.get_ref()).unwrap_or_default(),
+        }
+    }
+
+    fn check_threads(&mut self, schedule: &entries::Schedule) {
+        let threads = schedule.threads.as_ref();
         if let Some(threads) = threads.filter(|t| !(32..=1024).contains(t.get_ref()) || t.get_ref() % 32 != 0) {
             let label = format!("{} is no multiple of 32 up to 1024", threads.get_ref());
             self.report.push(Code::ThreadsIllegal, &loc_of(self.file, threads), label);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::diagnostics::{Files, Loc};
 use crate::math::{Declared, Elem};
-use crate::spec::entries::Reset;
+use crate::spec::entries::{Gradients, Reset, StageGrid};
 use crate::spec::equation::{Expr, Statement};
 
 /// A resolved spec set.
@@ -306,12 +306,23 @@ pub struct Stage {
     pub declared: Vec<Declared>,
     /// The equations.
     pub statements: Vec<Statement>,
-    /// Threads a block, if the spec says so.
-    pub threads: Option<u32>,
+    /// How it is laid out on the device.
+    pub schedule: Schedule,
     /// Place of the stage's name.
     pub loc: Loc,
     /// Place of the block's name.
     pub block_loc: Loc,
+}
+
+/// How a stage is laid out on the device; never changes its meaning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// Threads a block, if the spec says so.
+    pub threads: Option<u32>,
+    /// Which blocks there are.
+    pub grid: StageGrid,
+    /// How gradients of parameters are summed over the batch.
+    pub gradients: Gradients,
 }
 
 /// An input of a stage and its source.

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::fission;
 use super::{BlockBody, Carry, Home, Item, Parallel, Param, Phase, memory_elem, outer_role};
 use crate::math::{Assign, Elem, Expr, Node, Program, Role, TensorId, VarId};
+use crate::model::Schedule;
+use crate::spec::entries::StageGrid;
 
 /// Shared memory that a block may take without leave, in f32 elements.
 const SHARED_BUDGET: usize = 12 * 1024 - 256;
@@ -21,26 +23,32 @@ pub(super) struct Planned {
     pub(super) threads: u32,
 }
 
-/// Plans a forward or adjoint program; `keep` are locals that the forward kernel stores for the adjoint.
+/// Plans a forward or adjoint program; `keep` are locals that the kernel stores for a later one.
 pub(super) fn plan(
     program: &Program,
     keep: &BTreeSet<TensorId>,
     batch: usize,
-    param_total: usize,
-    threads: Option<u32>,
+    scratch_total: usize,
+    schedule: &Schedule,
 ) -> Planned {
     let program = &fission::split(program);
     let groups = Grouper::new(program).group();
     let mut planner =
-        Planner { program, keep, param_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0 };
+        Planner { program, keep, scratch_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0 };
     planner.place(&groups);
-    let threads = threads.unwrap_or_else(|| default_threads(program, &groups));
-    let phases = Barriers { program, homes: &planner.homes, pending: Pending::default() }.insert(groups);
+    let threads = schedule.threads.unwrap_or_else(|| default_threads(program, &groups));
+    let single = schedule.grid == StageGrid::Single;
+    let mut barriers = Barriers { program, homes: &planner.homes, pending: Pending::default() };
+    if single {
+        barriers.start_after(groups.clone());
+    }
+    let phases = barriers.insert(groups);
     let scalars = scalar_params(program);
     let mut params = planner.params;
     params.extend(scalars);
     let body = BlockBody {
         batch,
+        single,
         program: program.clone(),
         homes: planner.homes,
         phases,
@@ -92,6 +100,7 @@ fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
 }
 
 /// Phases before barriers.
+#[derive(Clone)]
 enum Grouped {
     Parallel(Parallel),
     Loop { var: VarId, reversed: bool, body: Vec<Parallel> },
@@ -229,7 +238,7 @@ fn is_own(index: &[Expr], vars: &[VarId], step: Option<VarId>) -> bool {
 struct Planner<'a> {
     program: &'a Program,
     keep: &'a BTreeSet<TensorId>,
-    param_total: usize,
+    scratch_total: usize,
     params: Vec<Param>,
     homes: BTreeMap<TensorId, Home>,
     reals: usize,
@@ -300,7 +309,7 @@ impl Planner<'_> {
         let len = (!any).then(|| tensor.shape.iter().product());
         let stride = match tensor.role {
             Role::Table | Role::Param => None,
-            Role::ParamGradient { .. } => Some(self.param_total),
+            Role::ParamGradient { .. } => Some(self.scratch_total),
             _ => len,
         };
         self.params.push(Param {
@@ -379,7 +388,15 @@ struct Pending {
 }
 
 impl Barriers<'_> {
-    fn insert(mut self, groups: Vec<Grouped>) -> Vec<Phase> {
+    /// Begins where the sample before ended, whose shared memory the next sample takes over.
+    fn start_after(&mut self, groups: Vec<Grouped>) {
+        self.insert(groups);
+        let is_shared = |tensor: &TensorId| self.homes.get(tensor).is_some_and(|h| h.shared.is_some());
+        self.pending.read.retain(|tensor, _| is_shared(tensor));
+        self.pending.written.retain(|tensor, _| is_shared(tensor));
+    }
+
+    fn insert(&mut self, groups: Vec<Grouped>) -> Vec<Phase> {
         let mut phases = Vec::new();
         for group in groups {
             match group {

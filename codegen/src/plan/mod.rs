@@ -1,6 +1,7 @@
 //! Stage *plan*: which kernels there are, where every value lives, in which order a step runs.
 
 mod block;
+mod deferred;
 mod fission;
 mod order;
 mod producer;
@@ -27,9 +28,22 @@ pub struct Plan {
     /// Launches of an evaluation, in order.
     pub evaluate: Vec<Launch>,
     /// For each stage: its kernels.
-    pub stages: Vec<(String, usize, Option<usize>)>,
+    pub stages: Vec<StageKernels>,
     /// Reset registry.
     pub resets: Vec<Reset>,
+}
+
+/// The kernels of a stage.
+#[derive(Clone, Debug)]
+pub struct StageKernels {
+    /// The stage.
+    pub name: String,
+    /// Its values.
+    pub forward: usize,
+    /// Its derivatives; `None` where no gradient flows.
+    pub adjoint: Option<usize>,
+    /// Gradients of its parameters, where the adjoint defers them.
+    pub gradients: Option<usize>,
 }
 
 /// A device buffer.
@@ -107,18 +121,33 @@ pub enum Body {
     Update(UpdateBody),
     /// Statistics of buffers, smoothed into slots.
     Producer(ProducerBody),
+    /// Gradients of a stage's parameters, each one sum over the batch.
+    Gradients(GradientsBody),
     /// Sum over the batch.
     ReduceAxis0 {
         /// Samples.
         batch: usize,
+        /// From which column of the scratch on the sums lie how far behind it among the gradients.
+        shifts: Vec<(usize, usize)>,
     },
+}
+
+/// A kernel of deferred gradients: each element is one sum over the batch and whatever else its terms are summed over.
+#[derive(Debug)]
+pub struct GradientsBody {
+    /// One assignment a parameter, each a sum of sums; per-sample tensors have the batch as their leading index.
+    pub program: Program,
+    /// Parameter of each tensor.
+    pub params: BTreeMap<TensorId, usize>,
 }
 
 /// A block-per-batch kernel: phases between barriers.
 #[derive(Debug)]
 pub struct BlockBody {
-    /// Samples, one a block.
+    /// Samples.
     pub batch: usize,
+    /// Whether one block takes them all, one after the other.
+    pub single: bool,
     /// The program.
     pub program: Program,
     /// Where tensors live.
@@ -161,7 +190,7 @@ pub enum Phase {
 }
 
 /// Assignments over one index space, element by element.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Parallel {
     /// The space, outermost first; the scan's own variable is not among them.
     pub vars: Vec<VarId>,

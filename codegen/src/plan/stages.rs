@@ -5,16 +5,20 @@ use std::collections::BTreeSet;
 use unio_interface::{Access, Elem as Memory, Role as Outer};
 
 use super::order::{Node, NodeCount, Place};
-use super::step::{ELEMENT_THREADS, Planner, READ, REDUCED, SCRATCH, param_total};
-use super::{BlockBody, Body, KernelPlan, Param, block, memory_elem};
+use super::step::{ELEMENT_THREADS, Planner, READ, REDUCED, SCRATCH, param_total, scratch_params, scratch_total};
+use super::{BlockBody, Body, KernelPlan, Param, StageKernels, block, deferred, memory_elem};
 use crate::equations::{Reader, StageEquations};
 use crate::math::{Program, Role, TensorId};
 use crate::model::{Network, Stage, WireSource};
 use crate::names;
+use crate::spec::entries::Gradients;
+
+/// What the kernel of deferred gradients is called, after its stage.
+const GRADIENTS: &str = "gradients";
 
 impl Planner<'_> {
     /// Forward kernels in order, adjoints in reverse order.
-    pub(super) fn add_stages(&mut self) -> Vec<(String, usize, Option<usize>)> {
+    pub(super) fn add_stages(&mut self) -> Vec<StageKernels> {
         let Some(network) = &self.model.network else {
             return Vec::new();
         };
@@ -23,10 +27,10 @@ impl Planner<'_> {
         for (stage, eq) in network.stages.iter().zip(&equations.stages) {
             self.add_stage_buffers(network, stage, eq);
             let forward = self.add_forward(network, stage, eq);
-            stages.push((stage.name.clone(), forward, None));
+            stages.push(StageKernels { name: stage.name.clone(), forward, adjoint: None, gradients: None });
         }
         for (index, eq) in equations.stages.iter().enumerate().rev() {
-            stages[index].2 = self.add_adjoint(network, &network.stages[index], eq);
+            self.add_adjoint(network, &network.stages[index], eq, &mut stages[index]);
         }
         stages
     }
@@ -63,36 +67,73 @@ impl Planner<'_> {
 
     fn add_forward(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) -> usize {
         let keep = kept(eq);
-        let planned = block::plan(&eq.forward, &keep, network.batch, param_total(network), stage.threads);
+        let planned = block::plan(&eq.forward, &keep, network.batch, scratch_total(network), &stage.schedule);
         let (kernel, args, needs) = self.add_block_kernel(network, stage, eq, planned, "forward");
-        let gives = eq
-            .forward
-            .tensors
-            .iter()
-            .filter(|t| t.role == Role::Output)
-            .map(|t| names::stage_value(&stage.name, &t.name));
-        let mut gives: BTreeSet<String> = gives.collect();
+        let mut gives: BTreeSet<String> = outputs(stage, eq).collect();
         gives.insert(READ.to_owned());
         self.add_block_node(stage, &eq.forward, kernel, args, needs, gives, "forward");
         kernel
     }
 
-    fn add_adjoint(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) -> Option<usize> {
-        let adjoint = eq.adjoint.as_ref()?;
-        let planned =
-            block::plan(&adjoint.program, &BTreeSet::new(), network.batch, param_total(network), stage.threads);
+    /// The adjoint's kernel; where gradients are deferred, the kernel that sums them too.
+    fn add_adjoint(&mut self, network: &Network, stage: &Stage, eq: &StageEquations, kernels: &mut StageKernels) {
+        let Some(adjoint) = &eq.adjoint else { return };
+        let is_gradient = |t: &crate::math::Tensor| matches!(t.role, Role::ParamGradient { .. });
+        let defers = stage.schedule.gradients == Gradients::Deferred && adjoint.program.tensors.iter().any(is_gradient);
+        if !defers {
+            let program = &adjoint.program;
+            let gives = BTreeSet::from([SCRATCH.to_owned()]);
+            kernels.adjoint = Some(self.add_cotangents(network, stage, eq, program, &BTreeSet::new(), gives));
+            return;
+        }
+        let split = deferred::split(&adjoint.program, network.batch);
+        let kept = |id: &TensorId| names::stage_kept(&stage.name, "adjoint", &adjoint.program.tensors[*id].name);
+        let gives = split.keep.iter().map(kept).collect();
+        // Where nobody asks for a gradient but parameters that nothing depends on, there is nothing else to derive.
+        if !split.cotangents.body.is_empty() {
+            kernels.adjoint = Some(self.add_cotangents(network, stage, eq, &split.cotangents, &split.keep, gives));
+        }
+        kernels.gradients = Some(self.add_gradients(network, stage, eq, split.gradients));
+    }
+
+    fn add_cotangents(
+        &mut self,
+        network: &Network,
+        stage: &Stage,
+        eq: &StageEquations,
+        program: &Program,
+        keep: &BTreeSet<TensorId>,
+        mut gives: BTreeSet<String>,
+    ) -> usize {
+        let planned = block::plan(program, keep, network.batch, scratch_total(network), &stage.schedule);
         let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, planned, "adjoint");
-        needs.extend(
-            eq.forward
-                .tensors
-                .iter()
-                .filter(|t| t.role == Role::Output)
-                .map(|t| names::stage_value(&stage.name, &t.name)),
-        );
-        let mut gives: BTreeSet<String> = eq.wanted.iter().map(|i| names::stage_cotangent(&stage.name, i)).collect();
-        gives.extend([SCRATCH.to_owned(), READ.to_owned()]);
-        self.add_block_node(stage, &adjoint.program, kernel, args, needs, gives, "adjoint");
-        Some(kernel)
+        needs.extend(outputs(stage, eq));
+        gives.extend(eq.wanted.iter().map(|i| names::stage_cotangent(&stage.name, i)));
+        gives.insert(READ.to_owned());
+        self.add_block_node(stage, program, kernel, args, needs, gives, "adjoint");
+        kernel
+    }
+
+    /// The kernel that writes the gradients of a stage's parameters where they belong: no reducer comes after it.
+    fn add_gradients(&mut self, network: &Network, stage: &Stage, eq: &StageEquations, program: Program) -> usize {
+        let (body, params) = deferred::plan(program.clone());
+        let mut needs: BTreeSet<String> = outputs(stage, eq).collect();
+        let tensors = body.params.keys();
+        let mut args: Vec<Place> =
+            tensors.map(|id| self.tensor_arg(network, stage, eq, &program, *id, GRADIENTS, &mut needs)).collect();
+        args.extend(self.scalar_args(&program, None));
+        let kernel = self.add_kernel(KernelPlan {
+            symbol: names::kernel(&self.model.set, &stage.name, GRADIENTS),
+            entry: stage.name.clone(),
+            doc: format!("{} Gradients of its parameters, each one sum over the batch.", stage.doc),
+            loc: stage.block_loc.clone(),
+            threads: ELEMENT_THREADS,
+            params,
+            body: Body::Gradients(body),
+        });
+        let gives = BTreeSet::from([REDUCED.to_owned(), READ.to_owned()]);
+        self.add_block_node(stage, &program, kernel, args, needs, gives, GRADIENTS);
+        kernel
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -167,8 +208,11 @@ impl Planner<'_> {
         match tensor.role {
             Role::Input | Role::Table => self.wire_arg(network, stage, &tensor.name, needs),
             Role::Param => (String::from("params"), param_offset(network, &own(&tensor.name))),
+            Role::ParamGradient { of } if what == GRADIENTS => {
+                (String::from("grads"), param_offset(network, &own(&program.tensors[of].name)))
+            }
             Role::ParamGradient { of } => {
-                (String::from("gradient_scratch"), param_offset(network, &own(&program.tensors[of].name)))
+                (String::from("gradient_scratch"), scratch_offset(network, &own(&program.tensors[of].name)))
             }
             Role::Output => (String::from(&own(&tensor.name)), 0),
             Role::CotangentOut { of } => {
@@ -183,9 +227,14 @@ impl Planner<'_> {
             _ if eq.forward.tensors.get(id).is_some() && kept(eq).contains(&id) => {
                 (String::from(&names::stage_saved(&stage.name, &tensor.name)), 0)
             }
+            _ if what == GRADIENTS => {
+                let name = names::stage_kept(&stage.name, "adjoint", &tensor.name);
+                needs.insert(name.clone());
+                (name, 0)
+            }
             _ => {
                 let shape: Vec<usize> = std::iter::once(network.batch).chain(tensor.shape.iter().copied()).collect();
-                let name = format!("{}.{what}.{}", stage.name, tensor.name);
+                let name = names::stage_kept(&stage.name, what, &tensor.name);
                 self.add_buffer(&name, shape, memory_elem(tensor.elem));
                 (name, 0)
             }
@@ -221,8 +270,8 @@ impl Planner<'_> {
 
     pub(super) fn add_reducer(&mut self) {
         let Some(network) = &self.model.network else { return };
-        let total = param_total(network);
-        if total == 0 {
+        let (total, columns) = (param_total(network), scratch_total(network));
+        if columns == 0 {
             return;
         }
         let param = |name: &str, access, len, role| Param {
@@ -241,15 +290,15 @@ impl Planner<'_> {
             loc: network.loc.clone(),
             threads: ELEMENT_THREADS,
             params: vec![
-                param("scratch", Access::In, network.batch * total, Outer::Input),
+                param("scratch", Access::In, network.batch * columns, Outer::Input),
                 param("sum", Access::Out, total, Outer::Reduced),
             ],
-            body: Body::ReduceAxis0 { batch: network.batch },
+            body: Body::ReduceAxis0 { batch: network.batch, shifts: shifts(network) },
         });
         self.nodes.push(Node {
             name: "reduce_axis0".into(),
             kernel,
-            count: NodeCount::Fixed(total),
+            count: NodeCount::Fixed(columns),
             parts: None,
             args: vec![(String::from("gradient_scratch"), 0), (String::from("grads"), 0)],
             needs: BTreeSet::from([SCRATCH.to_owned()]),
@@ -272,6 +321,31 @@ fn kept(eq: &StageEquations) -> BTreeSet<TensorId> {
 /// Parameter and tensor of each pointer of a block kernel.
 fn pointer_tensors(body: &BlockBody) -> Vec<(usize, TensorId)> {
     body.homes.iter().filter_map(|(id, home)| Some((home.global?, *id))).collect()
+}
+
+/// Values that the forward kernel gives.
+fn outputs<'a>(stage: &'a Stage, eq: &'a StageEquations) -> impl Iterator<Item = String> + 'a {
+    let outputs = eq.forward.tensors.iter().filter(|t| t.role == Role::Output);
+    outputs.map(|t| names::stage_value(&stage.name, &t.name))
+}
+
+/// First column of a parameter in the scratch.
+fn scratch_offset(network: &Network, path: &str) -> usize {
+    scratch_params(network).take_while(|p| p.path != path).map(|p| p.len()).sum()
+}
+
+/// Where the columns of the scratch lie among the gradients: one range unless a deferred stage stands between.
+fn shifts(network: &Network) -> Vec<(usize, usize)> {
+    let mut shifts: Vec<(usize, usize)> = Vec::new();
+    let mut column = 0;
+    for param in scratch_params(network) {
+        let shift = param.offset - column;
+        if shifts.last().map_or(0, |last| last.1) != shift {
+            shifts.push((column, shift));
+        }
+        column += param.len();
+    }
+    shifts
 }
 
 fn param_offset(network: &Network, path: &str) -> usize {

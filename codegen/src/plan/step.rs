@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use unio_interface::{Elem as Memory, ResetPart, When};
 
 use super::order::{Node, NodeCount, Place, direct, order, restrict_evaluation};
-use super::{Buffer, Count, KernelPlan, Launch, Plan, Reset, memory_elem};
+use super::{Buffer, Count, KernelPlan, Launch, Plan, Reset, StageKernels, memory_elem};
 use crate::diagnostics::{Code, Report};
 use crate::equations::Equations;
 use crate::math::{Elem, Program};
 use crate::model::{Group, Model, Network, Over, Slot, Source};
 use crate::names;
+use crate::spec::entries::Gradients;
 
 /// Threads of element-wise kernels, of producers and of the reducer.
 pub(super) const ELEMENT_THREADS: u32 = 256;
@@ -137,7 +138,10 @@ impl<'a> Planner<'a> {
         let total = param_total(network);
         self.add_kept("params", vec![total], Memory::Real);
         self.add_buffer("grads", vec![total], Memory::Real);
-        self.add_buffer("gradient_scratch", vec![network.batch, total], Memory::Real);
+        let columns = scratch_total(network);
+        if columns > 0 || total == 0 {
+            self.add_buffer("gradient_scratch", vec![network.batch, columns], Memory::Real);
+        }
         let seed = self.add_buffer("objective_seed", vec![network.batch], Memory::Real);
         self.buffers[seed].fill = 1.0 / network.batch as f64;
     }
@@ -262,7 +266,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn finish(mut self, stages: Vec<(String, usize, Option<usize>)>, report: &mut Report) -> Plan {
+    fn finish(mut self, stages: Vec<StageKernels>, report: &mut Report) -> Plan {
         restrict_evaluation(&mut self.nodes);
         let (sorted, before) = order(&self.nodes, report);
         for (node, (name, _)) in self.nodes.iter().flat_map(|n| n.args.iter().map(move |a| (n, a))) {
@@ -360,4 +364,18 @@ fn part(buffer: usize, start: usize, len: usize, value: f64) -> ResetPart {
 
 pub(super) fn param_total(network: &Network) -> usize {
     network.params.iter().map(|p| p.len()).sum()
+}
+
+/// Parameters whose gradients go through the scratch, in the order of its columns.
+pub(super) fn scratch_params(network: &Network) -> impl Iterator<Item = &crate::model::Param> {
+    let is_deferred = |path: &str| {
+        let stage = path.split('.').next().and_then(|name| network.stages.iter().find(|s| s.name == name));
+        stage.is_some_and(|s| s.schedule.gradients == Gradients::Deferred)
+    };
+    network.params.iter().filter(move |p| !is_deferred(&p.path))
+}
+
+/// Columns of the scratch.
+pub(super) fn scratch_total(network: &Network) -> usize {
+    scratch_params(network).map(|p| p.len()).sum()
 }

@@ -447,6 +447,9 @@ pub struct Model {
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     pub head: Named<Str>,
+    /// How all stages are laid out on the device, as far as they do not say so themselves.
+    #[serde(default)]
+    pub schedule: Schedule,
 }
 
 /// One use of a block.
@@ -493,6 +496,33 @@ pub struct Schedule {
     /// Threads a block; a multiple of 32. Chosen from the sizes if left out.
     #[schemars(with = "Option<u32>")]
     pub threads: Option<Spanned<u32>>,
+    /// Which blocks there are: one a sample, if left out.
+    pub grid: Option<StageGrid>,
+    /// How gradients of parameters are summed over the batch: through the scratch, if left out.
+    #[schemars(with = "Option<Gradients>")]
+    pub gradients: Option<Spanned<Gradients>>,
+}
+
+/// Which blocks a stage's kernels have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StageGrid {
+    /// A block a sample.
+    #[default]
+    Batch,
+    /// One block that takes the samples one after the other; for measuring.
+    Single,
+}
+
+/// How gradients of parameters are summed over the batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Gradients {
+    /// Each sample writes its own part of a scratch, which one launch then sums over the batch.
+    #[default]
+    Scratch,
+    /// The adjoint keeps what the gradients are made of, and a further kernel sums over the batch and all steps at once.
+    Deferred,
 }
 
 /// A string, or a table of keys. Written by hand because serde's untagged enums lose all spans.

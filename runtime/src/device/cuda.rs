@@ -75,6 +75,12 @@ impl CudaDevice {
         self.limits
     }
 
+    pub(super) fn free_memory(&self) -> Result<u64> {
+        self.bind()?;
+        let (free, _) = result::mem_get_info().map_err(driver("asking for free memory"))?;
+        Ok(free as u64)
+    }
+
     pub(super) fn stream(&self) -> sys::CUstream {
         self.stream.cu_stream()
     }

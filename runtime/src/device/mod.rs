@@ -153,6 +153,16 @@ impl Device {
         }
     }
 
+    /// Memory that is free just now, in bytes; `None` where nobody says.
+    ///
+    /// Errors: the driver does not answer.
+    pub fn free_memory(&self) -> Result<Option<u64>> {
+        match &self.backend {
+            Backend::Cuda(device) => device.free_memory().map(Some),
+            Backend::Emulator(_) => Ok(emulator::free_memory()),
+        }
+    }
+
     /// Compiles a text, or takes it from the cache, and loads it. Errors: no compiler, the compiler's own words.
     pub fn load(&self, source: &Source<'_>, options: &CompileOptions) -> Result<Module> {
         let kernels = source::kernels(source.text);

@@ -16,6 +16,18 @@ pub enum SessionError {
         /// Rows that the launch covers.
         needed: usize,
     },
+    /// The buffers do not fit into the device's free memory.
+    #[error("the buffers need {needed} bytes and the device has {free} free; the largest are {largest}: {cure}")]
+    TooLarge {
+        /// Bytes of all buffers that the session allocates.
+        needed: u64,
+        /// Bytes that the device has left.
+        free: u64,
+        /// The largest buffers, with their extents and bytes.
+        largest: String,
+        /// What to do.
+        cure: &'static str,
+    },
     /// The device could not do it.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -132,7 +144,7 @@ pub enum SessionError {
     NoKernel {
         /// The stage.
         stage: String,
-        /// `forward` or `adjoint`.
+        /// `forward`, `adjoint` or `gradients`.
         direction: &'static str,
     },
     /// A slot family's member that is none.

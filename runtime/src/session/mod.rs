@@ -29,6 +29,7 @@ mod error;
 mod handles;
 mod inspect;
 mod launch;
+mod room;
 
 pub use error::{Result, SessionError};
 pub use handles::{BufferOf, Element, Scalar, SlotOf, StateOf};
@@ -63,6 +64,8 @@ pub enum Direction {
     Forward,
     /// The derivatives.
     Adjoint,
+    /// Gradients of the parameters, where the stage's schedule defers them.
+    Gradients,
 }
 
 /// A spec set on a device.
@@ -90,11 +93,12 @@ impl Session {
     /// `artefacts` come from the generator: their kernel texts run as they are, with the device's full access.
     ///
     /// Errors: the set has no model; artefacts that contradict themselves; a text that does not compile or lacks a
-    /// kernel; memory.
+    /// kernel; buffers that do not fit into the device's free memory.
     pub fn new(device: &Device, artefacts: &Artefacts, real: Real) -> Result<Self> {
         let no_model = || SessionError::NoModel { set: artefacts.set.clone() };
         let program = artefacts.program.clone().ok_or_else(no_model)?;
         check::check(artefacts, &program)?;
+        room::check(device, &program, real)?;
         let mut session = Self {
             device: device.clone(),
             real,
@@ -148,6 +152,7 @@ impl Session {
         let (kernel, name) = match direction {
             Direction::Forward => (Some(found.forward), "forward"),
             Direction::Adjoint => (found.adjoint, "adjoint"),
+            Direction::Gradients => (found.gradients, "gradients"),
         };
         let find = |kernel| self.train.of_kernel(kernel).or_else(|| self.evaluate.of_kernel(kernel));
         let launch =

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use unio::interface::Program;
 
 /// One epoch of one fold.
 #[derive(Debug, Serialize)]
@@ -92,6 +93,18 @@ fn describe(m: &EpochMetrics) -> String {
         slots.join("  "),
         m.seconds
     )
+}
+
+/// What a step's gradients take on the device until they are summed.
+pub fn memory(program: &Program) -> String {
+    let scratch = program.buffers.iter().find(|b| b.name == "gradient_scratch").and_then(|b| b.len);
+    match scratch.filter(|len| *len > 0) {
+        Some(len) => {
+            let (batch, bytes) = (program.batch, len * size_of::<f32>());
+            format!("Gradient scratch: {batch} samples × {} parameters × 4 = {bytes} bytes", len / batch)
+        }
+        None => "Gradient scratch: none, all gradients are deferred".into(),
+    }
 }
 
 /// A bar over all steps of a run.

@@ -13,7 +13,7 @@ use unio::{Phase, Session, When, metrics};
 
 use crate::TrainArgs;
 use crate::perception::{artefacts, buffers, states};
-use crate::report::{EpochMetrics, Report, progress};
+use crate::report::{EpochMetrics, Report, memory, progress};
 
 /// Trains a run as the arguments say.
 pub fn train(args: &TrainArgs) -> Result<()> {
@@ -32,7 +32,7 @@ pub fn train(args: &TrainArgs) -> Result<()> {
     let mut folds = load(&run)?;
     folds.truncate(args.folds.unwrap_or(folds.len()));
     let device = Device::open(args.device)?;
-    println!("{}\nDevice: {}", run.doc, device.describe());
+    println!("{}\nDevice: {}\n{}", run.doc, device.describe(), memory(program));
     let session = Session::new(&device, artefacts(), Real::F32)?;
     let folder = args.out.clone().unwrap_or_else(|| ["out", &run.name].iter().collect());
     let steps = folds.iter().map(|f| steps(f.train.len()) + steps(f.test.len())).sum::<usize>() * run.epochs;

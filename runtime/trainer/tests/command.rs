@@ -50,6 +50,7 @@ fn the_main_run_learns_volatility() {
     assert!(rows.iter().all(|r| r["slots"]["grad_norm"].as_f64().unwrap() > 0.0), "the control plane does not live");
     assert!((1..=3).all(|fold| out.join(format!("fold-{fold}.safetensors")).is_file()));
     assert!(said(&output, "volatility"));
+    assert!(said(&output, "\nGradient scratch: 32 samples × "));
 }
 
 #[test]

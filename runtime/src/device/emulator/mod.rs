@@ -157,8 +157,17 @@ impl Drop for Buffer {
 
 /// The machine's memory in bytes, 0 where it does not say.
 fn total_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+    memory_info("MemTotal:").unwrap_or(0)
+}
+
+/// What the machine could give without swapping.
+pub(super) fn free_memory() -> Option<u64> {
+    memory_info("MemAvailable:")
+}
+
+fn memory_info(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kib * 1024)
 }
