@@ -7,7 +7,7 @@ use unio::{Phase, Session};
 use unio_tests::{compile_run, compile_set, twin_devices};
 
 /// Every buffer after some steps, by name and as bits.
-type Bits = Vec<(String, Vec<u64>)>;
+pub(crate) type Bits = Vec<(String, Vec<u64>)>;
 
 #[test]
 fn thread_order_changes_no_bit() {
@@ -48,9 +48,13 @@ fn steps(device: &Device, artefacts: &Artefacts, count: usize) -> Bits {
     for _ in 0..count {
         session.run(Phase::Train).unwrap();
     }
-    let program = artefacts.program.as_ref().unwrap();
+    bits(&session)
+}
+
+/// Every buffer that there is.
+pub(crate) fn bits(session: &Session) -> Bits {
     let bits = |name: &str| session.dump(name).unwrap().into_iter().map(f64::to_bits).collect();
-    program.buffers.iter().map(|b| (b.name.clone(), bits(&b.name))).collect()
+    session.program().buffers.iter().map(|b| (b.name.clone(), bits(&b.name))).collect()
 }
 
 /// Something for every external buffer: 64 rows where any number will do.
