@@ -207,3 +207,18 @@ impl fmt::Debug for Snapshot {
         f.debug_struct("Snapshot").field("set", &self.artefacts.set).field("step", &self.step).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::nvrtc;
+
+    /// Where CUDA's compiler is installed; the tests of sessions run the text on the emulator.
+    #[test]
+    fn the_text_compiles_for_a_card() {
+        match nvrtc::available() {
+            Ok(_) => drop(nvrtc::compile(TEXT, NAME, "sm_90", &CompileOptions::default()).expect("it compiles")),
+            Err(error) => assert!(std::env::var_os("UNIO_REQUIRE_NVRTC").is_none(), "{error}"),
+        }
+    }
+}
