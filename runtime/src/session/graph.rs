@@ -1,13 +1,14 @@
 //! A step as one graph of launches, built from the plan's edges.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use unio_interface::{Access, Arg, KernelParam, Launch, Role};
 
 use super::edges::{self, Touch};
 use super::error::{Result, SessionError};
 use super::launch::{Place, Prepared};
-use super::{Phase, Session};
+use super::{Argument, Phase, Session};
 use crate::device::{Builder, Fault, Graph, Held, LaunchConfig};
 
 /// A phase's graph. It holds every memory that its launches point to.
@@ -68,9 +69,11 @@ impl Session {
     }
 
     fn add(&self, builder: &mut Builder, launch: &Prepared, shape: &LaunchConfig, after: &[usize]) -> Result<()> {
-        let held = |place: &Place| match *place {
-            Place::Buffer { buffer, offset } => Ok(Held::Buffer(self.memory(buffer)?.clone(), offset)),
-            number => Ok(Held::Number(self.number(number))),
+        let held = |place: &Place| {
+            Ok(match self.argument(*place)? {
+                Argument::Memory(memory, offset) => Held::Buffer(Arc::clone(memory), offset),
+                Argument::Number(n) => Held::Number(n),
+            })
         };
         let args = launch.places.iter().map(held).collect::<Result<Vec<_>>>()?;
         let kernel = &self.kernels[launch.kernel];
@@ -82,7 +85,8 @@ impl Session {
 
     /// Errors: [`SessionError::Unordered`].
     fn check_order(&self, launches: &[Launch], made: &[bool], earlier: &[BTreeSet<usize>]) -> Result<()> {
-        let touches = launches.iter().zip(made).map(|(launch, made)| if *made { self.touches(launch) } else { vec![] });
+        let touches =
+            launches.iter().zip(made).map(|(launch, made)| if *made { self.touches(launch, launches) } else { vec![] });
         let touches: Vec<Vec<Touch>> = touches.collect();
         let Some((first, second, buffer)) = edges::unordered(earlier, &touches) else {
             return Ok(());
@@ -96,7 +100,7 @@ impl Session {
     }
 
     /// What a launch touches, as far as its parameters say.
-    fn touches(&self, launch: &Launch) -> Vec<Touch> {
+    fn touches(&self, launch: &Launch, all: &[Launch]) -> Vec<Touch> {
         let count = launch.args.iter().find_map(|arg| match *arg {
             Arg::Count(n) => usize::try_from(n).ok(),
             Arg::CountOf { buffer, row_len: 1 } => self.len(buffer),
@@ -107,11 +111,14 @@ impl Session {
             let (KernelParam::Buffer { access, len, role, .. }, Arg::Buffer { buffer, start }) = (param, arg) else {
                 return None;
             };
-            let whole = self.len(*buffer).unwrap_or(0);
-            let counted = count.filter(|_| *role != Role::Table);
-            let len = len.or(counted).map(|len| self.columns(role, *buffer, len));
-            let end = len.map_or(whole, |len| start.saturating_add(len));
-            Some(Touch { buffer: *buffer, elements: *start..end, writes: *access != Access::In })
+            let writes = *access != Access::In;
+            // Of others a launch may read whole rows for each that is counted, and writes its own part.
+            let by_element = matches!(role, Role::State | Role::Reduced | Role::Output);
+            let len = len.or(count.filter(|_| by_element)).map(|len| self.columns(role, *buffer, len));
+            let part = || next_start(all, *buffer, *start).filter(|_| writes);
+            let whole = || self.len(*buffer).unwrap_or(0);
+            let end = len.map(|len| start.saturating_add(len)).or_else(part).unwrap_or_else(whole);
+            Some(Touch { buffer: *buffer, elements: *start..end, writes })
         };
         pairs.filter_map(touch).collect()
     }
@@ -159,6 +166,15 @@ impl StepGraph<'_> {
     pub fn edges(&self) -> Vec<Vec<usize>> {
         self.built.graph.after().map(<[usize]>::to_vec).collect()
     }
+}
+
+/// Where the next part of a buffer begins, of those that launches are given.
+fn next_start(launches: &[Launch], buffer: usize, start: usize) -> Option<usize> {
+    let starts = launches.iter().flat_map(|launch| &launch.args).filter_map(|arg| match *arg {
+        Arg::Buffer { buffer: other, start: at } if other == buffer && at > start => Some(at),
+        _ => None,
+    });
+    starts.min()
 }
 
 /// The launches that none waits for.

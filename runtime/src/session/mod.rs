@@ -105,6 +105,13 @@ pub struct Session {
     mirroring: Option<Mirroring>,
 }
 
+/// An argument of a launch, as long as no memory is replaced.
+enum Argument<'a> {
+    /// A memory from a byte on.
+    Memory(&'a Arc<Memory>, usize),
+    Number(i32),
+}
+
 /// Making, running, starting over.
 impl Session {
     /// Compiles and loads all kernels, allocates all buffers that the run does not fill, and gives buffers, slots and
@@ -374,13 +381,15 @@ impl Session {
         self.len(buffer).unwrap_or(0) / row_len
     }
 
-    /// A number that a kernel takes: it follows from the plan and from the lengths of memories.
-    fn number(&self, place: Place) -> i32 {
-        match place {
-            Place::Count(n) | Place::Number(n) => n,
-            Place::Rows { buffer, row_len } => i32::try_from(self.rows(buffer, row_len)).unwrap_or(i32::MAX),
-            Place::Buffer { .. } => 0,
-        }
+    /// What a kernel is given. Numbers follow from the plan and from the lengths of memories, so that a graph may keep them.
+    fn argument(&self, place: Place) -> Result<Argument<'_>> {
+        Ok(match place {
+            Place::Buffer { buffer, offset } => Argument::Memory(self.memory(buffer)?, offset),
+            Place::Count(n) | Place::Number(n) => Argument::Number(n),
+            Place::Rows { buffer, row_len } => {
+                Argument::Number(i32::try_from(self.rows(buffer, row_len)).unwrap_or(i32::MAX))
+            }
+        })
     }
 
     /// `args` is the caller's, so that a step allocates one list and no launch another.
@@ -390,9 +399,9 @@ impl Session {
         };
         args.clear();
         for place in &launch.places {
-            args.push(match *place {
-                Place::Buffer { buffer, offset } => Arg::Buffer(self.memory(buffer)?, offset),
-                number => Arg::I32(self.number(number)),
+            args.push(match self.argument(*place)? {
+                Argument::Memory(memory, offset) => Arg::Buffer(memory, offset),
+                Argument::Number(n) => Arg::I32(n),
             });
         }
         let kernel = &self.kernels[launch.kernel];
