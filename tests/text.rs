@@ -247,29 +247,7 @@ fn barriers_and_shared_memory_of_the_perception_set() {
         format!("{:<32} {barriers:>3} {shared:>6}", kernel.symbol)
     });
     let table = format!("kernel                      barriers  bytes\n{}", rows.collect::<Vec<_>>().join("\n"));
-    insta::assert_snapshot!(table, @r"
-    kernel                      barriers  bytes
-    perception_advance                 0      0
-    perception_bias_correction         0      0
-    perception_clip                    0      0
-    perception_loss_meter              0      0
-    perception_pick_batch              0      0
-    perception_window_forward          0      0
-    perception_cfc_forward             2    192
-    perception_pool_forward            6   1528
-    perception_direction_forward       0      0
-    perception_volatility_forward      0      0
-    perception_loss_forward            0      0
-    perception_loss_adjoint            0      0
-    perception_volatility_adjoint      1      4
-    perception_direction_adjoint       1      4
-    perception_pool_adjoint            5   1540
-    perception_cfc_adjoint             2   9696
-    perception_reduce_axis0            2   1024
-    perception_grad_norm               0   2048
-    perception_group_oracle            4  11280
-    perception_adamw                   0      0
-    ");
+    insta::assert_snapshot!(table);
 }
 
 /// Barriers in a kernel's own text; those inside the prelude's functions are not seen.

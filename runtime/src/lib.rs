@@ -29,4 +29,7 @@ pub use unio_interface::When;
 pub use unio_macros::specs;
 
 pub use checkpoint::CheckpointError;
-pub use session::{BufferOf, Direction, NonFinite, Phase, Session, SessionError, SlotOf, StateOf};
+pub use session::{
+    BufferOf, Direction, Launching, Mirror, NonFinite, Phase, Session, SessionError, SlotOf, Snapshot, StateOf,
+    StepGraph,
+};

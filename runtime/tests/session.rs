@@ -12,7 +12,7 @@ use unio::interface::{
     Role, Shared, Slot, Source, Stage, State,
 };
 use unio::random::permutation;
-use unio::{BufferOf, CheckpointError, Direction, Phase, Session, SessionError, SlotOf, StateOf, When};
+use unio::{BufferOf, CheckpointError, Direction, Launching, Phase, Session, SessionError, SlotOf, StateOf, When};
 
 const ISV: usize = 0;
 const OBSERVED: usize = 1;
@@ -149,7 +149,8 @@ fn launch(name: &str, kernel: usize, grid: u32, args: &[(usize, usize)], count: 
 fn program() -> Program {
     let forward = launch("scale.forward", 1, 1, &[(TABLE, 0), (ROWS, 0), (PARAMS, 0), (STATES, 0), (Y, 0)], None);
     let count = launch("count", 0, 1, &[(STATES, 0), (STATES, 1)], None);
-    let train = vec![
+    let forward = Launch { after: vec![0], ..forward };
+    let mut train = vec![
         count.clone(),
         forward.clone(),
         launch("never", 5, 0, &[(Y, 0)], None),
@@ -157,6 +158,9 @@ fn program() -> Program {
         launch("adam[a]", 3, 1, &[(PARAMS, 0), (GRADS, 0), (MOMENT, 0), (STATES, 1)], Some(3)),
         launch("level[high]", 4, 1, &[(Y, 0), (ISV, 3), (OBSERVED, 1), (SMOOTHING, 2), (SKIPPED, 1)], Some(6)),
     ];
+    train[2].after = vec![1];
+    train[4].after = vec![1, 3];
+    train[5].after = vec![2];
     let param = |path: &str, shape: &[usize], offset, init| Param {
         path: path.into(),
         shape: shape.to_vec(),
@@ -327,6 +331,71 @@ fn launches_run_in_order() {
     assert_eq!((&after["params"], &after["isv"]), (&before["params"], &before["isv"]));
 }
 
+/// The launch without blocks is left out, and what waited for it waits for what it waited for.
+#[test]
+fn a_step_is_one_graph() {
+    let (mut session, mut eager) = (session(), session());
+    eager.set_launching(Launching::Eager);
+    let before = kept(&session);
+    let mut graph = session.graph(Phase::Train).unwrap();
+    assert_eq!(graph.launches(), ["count", "scale.forward", "scale.adjoint", "adam[a]", "level[high]"]);
+    assert_eq!(graph.edges(), [vec![], vec![0], vec![], vec![1, 2], vec![1]]);
+    graph.replay(0).unwrap();
+    assert_eq!(kept(&session), before, "building it and no step change nothing");
+    session.graph(Phase::Train).unwrap().replay(3).unwrap();
+    (0..3).for_each(|_| eager.run(Phase::Train).unwrap());
+    assert_eq!(kept(&session), kept(&eager));
+}
+
+/// A table of another length has another memory: the next step reads that one.
+#[test]
+fn a_graph_never_reads_what_was_replaced() {
+    let mut session = session();
+    session.run(Phase::Train).unwrap();
+    session.write(TABLE_F32, &[0.0; 9]).unwrap();
+    session.run(Phase::Train).unwrap();
+    assert_eq!(session.read(Y_F32).unwrap(), [0.0; 6]);
+    session.write(TABLE_F32, &[1.0; 9]).unwrap();
+    session.run(Phase::Train).unwrap();
+    assert!(session.read(Y_F32).unwrap().iter().all(|y| *y != 0.0), "new values of the same length");
+}
+
+/// Nothing is begun when a graph cannot be made: the error names the launch, and the session goes on.
+#[test]
+fn a_graph_that_cannot_be_made_names_the_launch() {
+    let mut wide = artefacts();
+    wide.kernels[3].threads = 64;
+    let mut unordered = artefacts();
+    unordered.program.as_mut().unwrap().train[4].after = vec![1];
+    let cases = [(wide, "launch `adam[a]`"), (unordered, "`scale.adjoint` and `adam[a]` both use `grads`")];
+    for (artefacts, says) in cases {
+        let mut session = Session::new(&device(), &artefacts, Real::F32).unwrap();
+        session.write(TABLE_F32, &[1.0, 2.0, 3.0]).unwrap();
+        session.write(ROWS_I32, &[0, 0]).unwrap();
+        let before = kept(&session);
+        let error = session.run(Phase::Train).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+        assert_eq!(kept(&session), before);
+        session.run(Phase::Evaluate).unwrap();
+        assert_eq!(session.state(STEPS).unwrap(), 8);
+    }
+}
+
+#[test]
+fn a_mirror_counts_steps_and_shows_slots_and_states() {
+    let mut session = session();
+    let mirror = session.mirror().unwrap();
+    assert!(mirror.read().unwrap().is_none());
+    session.run(Phase::Train).unwrap();
+    session.synchronize().unwrap();
+    let seen = mirror.read().unwrap().unwrap();
+    assert_eq!((seen.step(), seen.state(STEPS).unwrap(), seen.state(RATE).unwrap()), (1, 8, 0.25));
+    assert_eq!(seen.slot(LEVEL, 1).unwrap(), session.slot(LEVEL, 1).unwrap());
+    assert!(matches!(seen.slot(LEVEL, 2), Err(SessionError::Member { .. })));
+    assert!(matches!(seen.state(StateOf::<i32>::new(1, "rate")), Err(SessionError::ElementType { .. })));
+    assert_eq!(session.graph(Phase::Train).unwrap().edges()[5], [3, 4], "after all that none waits for");
+}
+
 #[test]
 fn a_stage_runs_alone_in_both_types() {
     let mut wide = Session::new(&device(), &artefacts(), Real::F64).unwrap();
@@ -419,6 +488,7 @@ fn artefacts_that_contradict_themselves_are_refused() {
         (|a| a.program.as_mut().unwrap().train[1].args[4] = Arg::Buffer { buffer: Y, start: 1 }, "scale.y"),
         (|a| a.program.as_mut().unwrap().train[4].args[4] = Arg::Count(5), "params"),
         (|a| a.program.as_mut().unwrap().train[4].args[4] = Arg::Count(-1), "adam[a]"),
+        (|a| a.program.as_mut().unwrap().train[3].after = vec![3], "scale.adjoint"),
         (|a| a.program.as_mut().unwrap().params[1].offset = usize::MAX, "scale.b"),
         (|a| a.resets[0].parts[0].len = 5, "level"),
         (|a| a.states[0].word = 4, "steps"),

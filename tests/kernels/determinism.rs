@@ -48,9 +48,13 @@ pub(crate) fn steps(device: &Device, artefacts: &Artefacts, count: usize) -> Bit
     for _ in 0..count {
         session.run(Phase::Train).unwrap();
     }
-    let program = artefacts.program.as_ref().unwrap();
+    bits(&session)
+}
+
+/// Every buffer that there is.
+pub(crate) fn bits(session: &Session) -> Bits {
     let bits = |name: &str| session.dump(name).unwrap().into_iter().map(f64::to_bits).collect();
-    program.buffers.iter().map(|b| (b.name.clone(), bits(&b.name))).collect()
+    session.program().buffers.iter().map(|b| (b.name.clone(), bits(&b.name))).collect()
 }
 
 /// Something for every external buffer: 64 rows where any number will do.

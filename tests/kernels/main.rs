@@ -4,6 +4,7 @@
 
 mod adjoints;
 mod determinism;
+mod graphs;
 mod learning;
 mod producers;
 mod schedules;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use unio::device::Real;
-use unio::{Phase, Session};
+use unio::{Launching, Phase, Session};
 use unio_tests::{MANIFEST, compile_set, device};
 
 use crate::producers::normal;
@@ -40,8 +40,14 @@ fn timing() {
     let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
     crate::determinism::fill_externals(&mut session, &artefacts);
     session.init_params(1).unwrap();
+    for launching in [Launching::Eager, Launching::Graph] {
+        session.set_launching(launching);
+        let step = microseconds(&mut session, |s| s.run(Phase::Train).unwrap());
+        println!("perception step, {launching:?} us={step:.1}");
+    }
+    session.mirror().unwrap();
     let step = microseconds(&mut session, |s| s.run(Phase::Train).unwrap());
-    println!("perception step, eager launches us={step:.1}");
+    println!("perception step, Graph with the mirror us={step:.1}");
 }
 
 fn p99(data: &[f64], schedule: &str) -> f64 {

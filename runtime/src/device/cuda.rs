@@ -96,7 +96,7 @@ impl CudaDevice {
     }
 
     /// The driver's calls act on the calling thread's context.
-    fn bind(&self) -> Result<()> {
+    pub(super) fn bind(&self) -> Result<()> {
         self.context.bind_to_thread().map_err(driver("choosing the card"))
     }
 
@@ -333,7 +333,7 @@ fn allocating(error: DriverError, bytes: usize) -> DeviceError {
     }
 }
 
-fn driver(call: &'static str) -> impl FnOnce(DriverError) -> DeviceError {
+pub(super) fn driver(call: &'static str) -> impl FnOnce(DriverError) -> DeviceError {
     move |error| DeviceError::Driver { call, reason: words(error) }
 }
 

@@ -2,6 +2,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
+use super::cuda_graph::Template;
 use super::error::{DeviceError, Result};
 use super::memory::Memory;
 use super::source::{self, Declared};
@@ -169,12 +170,29 @@ impl Kernel {
         &self.module.device
     }
 
-    /// The driver's handle, for graph nodes; `None` on the emulator.
-    #[allow(dead_code, reason = "the step graph builds its nodes from it")]
-    pub(crate) fn cuda_function(&self) -> Option<cudarc::driver::sys::CUfunction> {
-        match &self.entry {
-            Entry::Cuda(function) => Some(function.handle()),
-            Entry::Emulator(_) => None,
+    /// Checks what [`Kernel::launch`] would, and adds the launch to the driver's graph instead; the emulator has none.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch`], whenever the graph is launched.
+    pub(super) unsafe fn add_to(
+        &self,
+        template: Option<&mut Template>,
+        config: &LaunchConfig,
+        args: &[Arg<'_>],
+        after: &[usize],
+    ) -> Result<()> {
+        self.check(config, args)?;
+        if config.grid == 0 {
+            let reason = "a launch of 0 blocks is no part of a graph".into();
+            return Err(DeviceError::Arguments { kernel: self.name().into(), reason });
+        }
+        match (&self.entry, template) {
+            // SAFETY: the caller's promise is passed on.
+            (Entry::Cuda(function), Some(template)) => unsafe {
+                template.add(function, config, &mut Words::new(args), after)
+            },
+            (Entry::Emulator(_), None) => Ok(()),
+            _ => Err(DeviceError::WrongMemory { what: "kernel and device differ" }),
         }
     }
 

@@ -19,14 +19,17 @@ use rayon::prelude::*;
 
 mod cache;
 mod cuda;
+mod cuda_graph;
 mod emulator;
 mod error;
+mod graph;
 mod kernel;
 mod memory;
 pub mod nvrtc;
 mod source;
 
 pub use error::{DeviceError, Result};
+pub(crate) use graph::{Builder, Fault, Graph, Held};
 pub use kernel::{Arg, Attributes, Kernel, LaunchConfig, Module};
 pub use memory::{Memory, Pod};
 pub use source::{CompileOptions, Real, Source, prelude};
@@ -52,14 +55,14 @@ pub enum Kind {
     Emulator,
 }
 
-/// In which order the emulator runs the threads of a block between two barriers, and the blocks of a grid. Results must not
-/// depend on it.
+/// In which order the emulator runs the threads of a block between two barriers, the blocks of a grid, and the launches of a
+/// step's graph that no edge orders. Results must not depend on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum ThreadOrder {
-    /// From thread 0 upwards.
+    /// From the first upwards.
     #[default]
     Forward,
-    /// From the last thread downwards.
+    /// From the last downwards.
     Reversed,
 }
 
@@ -214,12 +217,11 @@ impl Device {
         }
     }
 
-    /// The driver's stream, for capture and graphs; `None` on the emulator.
-    #[allow(dead_code, reason = "the step graph captures on it")]
-    pub(crate) fn cuda_stream(&self) -> Option<cudarc::driver::sys::CUstream> {
+    /// The order in which a graph's launches run where no edge orders them; CUDA has its own.
+    fn launch_order(&self) -> ThreadOrder {
         match &self.backend {
-            Backend::Cuda(device) => Some(device.stream()),
-            Backend::Emulator(_) => None,
+            Backend::Cuda(_) => ThreadOrder::Forward,
+            Backend::Emulator(device) => device.order(),
         }
     }
 }

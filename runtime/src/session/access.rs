@@ -1,6 +1,6 @@
 //! Reading and writing: through typed constants, and by name.
 
-use unio_interface::{Buffer, State};
+use unio_interface::{Artefacts, Buffer, State};
 
 use super::check::product;
 use super::convert;
@@ -28,13 +28,13 @@ impl Session {
 
     /// A scalar state, after all launches before. Errors: a constant of another set or of the wrong type.
     pub fn state<T: Scalar>(&self, state: StateOf<T>) -> Result<T> {
-        let word = self.own_state(state)?;
+        let word = own_state(&self.artefacts, state)?;
         Ok(T::from_word(self.word(STATE, word)?))
     }
 
     /// Sets a scalar state. Errors: as for [`Session::state`].
     pub fn set_state<T: Scalar>(&mut self, state: StateOf<T>, value: T) -> Result<()> {
-        let word = self.own_state(state)?;
+        let word = own_state(&self.artefacts, state)?;
         self.set_word(word, value.to_word())
     }
 
@@ -42,15 +42,7 @@ impl Session {
     ///
     /// Errors: no such member; a constant of another set.
     pub fn slot(&self, slot: SlotOf, member: usize) -> Result<f32> {
-        let found = self.artefacts.slots.iter().find(|s| s.name == slot.name && s.index == slot.index);
-        let Some(found) = found else {
-            return Err(self.foreign("slot", slot.name, slot.index));
-        };
-        let members = found.members.len().max(1);
-        if member >= members {
-            return Err(SessionError::Member { slot: slot.name.into(), members, member });
-        }
-        self.word(ISV, slot.index + member).map(f32::from_bits)
+        self.word(ISV, own_slot(&self.artefacts, slot, member)?).map(f32::from_bits)
     }
 
     /// All slots, by their index in the ISV.
@@ -120,7 +112,8 @@ impl Session {
         let bytes = convert::encode(values, stored).ok_or_else(|| self.wrong_type::<T>(index))?;
         self.fits(index, values.len())?;
         if self.len(index) != Some(values.len()) {
-            self.memories[index] = Some(self.device.alloc(bytes.len())?);
+            let memory = self.device.alloc(bytes.len())?;
+            self.replace(index, memory);
         }
         Ok(self.memory(index)?.write(&bytes)?)
     }
@@ -176,24 +169,7 @@ impl Session {
 
     fn own_buffer<T>(&self, handle: BufferOf<T>) -> Result<usize> {
         let own = self.program.buffers.get(handle.index).is_some_and(|b| b.name == handle.name);
-        own.then_some(handle.index).ok_or_else(|| self.foreign("buffer", handle.name, handle.index))
-    }
-
-    fn own_state<T: Scalar>(&self, handle: StateOf<T>) -> Result<usize> {
-        let mut states = self.artefacts.states.iter();
-        let Some(state) = states.find(|s| s.name == handle.name && s.word == handle.word) else {
-            return Err(self.foreign("state", handle.name, handle.word));
-        };
-        let name = |int| if int { "i32" } else { "f32" };
-        match state.int == T::INT {
-            true => Ok(state.word),
-            false => Err(SessionError::ElementType {
-                what: "state",
-                name: state.name.clone(),
-                stored: name(state.int),
-                asked: name(T::INT),
-            }),
-        }
+        own.then_some(handle.index).ok_or_else(|| foreign(&self.artefacts, "buffer", handle.name, handle.index))
     }
 
     pub(super) fn wrong_type<T: Element>(&self, index: usize) -> SessionError {
@@ -203,10 +179,6 @@ impl Session {
             stored: self.stored(index).name(),
             asked: T::OWN.name(),
         }
-    }
-
-    fn foreign(&self, what: &'static str, name: &str, index: usize) -> SessionError {
-        SessionError::Foreign { set: self.artefacts.set.clone(), what, name: name.into(), index }
     }
 
     pub(super) fn unknown<'a>(
@@ -219,4 +191,39 @@ impl Session {
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
         SessionError::Unknown { set: self.artefacts.set.clone(), what, name: name.into(), known }
     }
+}
+
+/// The place in the ISV of a slot family's member.
+pub(super) fn own_slot(artefacts: &Artefacts, slot: SlotOf, member: usize) -> Result<usize> {
+    let found = artefacts.slots.iter().find(|s| s.name == slot.name && s.index == slot.index);
+    let Some(found) = found else {
+        return Err(foreign(artefacts, "slot", slot.name, slot.index));
+    };
+    let members = found.members.len().max(1);
+    match member < members {
+        true => Ok(slot.index + member),
+        false => Err(SessionError::Member { slot: slot.name.into(), members, member }),
+    }
+}
+
+/// The word of a scalar state.
+pub(super) fn own_state<T: Scalar>(artefacts: &Artefacts, handle: StateOf<T>) -> Result<usize> {
+    let mut states = artefacts.states.iter();
+    let Some(state) = states.find(|s| s.name == handle.name && s.word == handle.word) else {
+        return Err(foreign(artefacts, "state", handle.name, handle.word));
+    };
+    let name = |int| if int { "i32" } else { "f32" };
+    match state.int == T::INT {
+        true => Ok(state.word),
+        false => Err(SessionError::ElementType {
+            what: "state",
+            name: state.name.clone(),
+            stored: name(state.int),
+            asked: name(T::INT),
+        }),
+    }
+}
+
+fn foreign(artefacts: &Artefacts, what: &'static str, name: &str, index: usize) -> SessionError {
+    SessionError::Foreign { set: artefacts.set.clone(), what, name: name.into(), index }
 }

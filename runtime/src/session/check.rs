@@ -13,8 +13,10 @@ pub(super) fn check(artefacts: &Artefacts, program: &Program) -> Result<()> {
     check.scalars()?;
     check.params()?;
     artefacts.resets.iter().try_for_each(|reset| check.reset(reset))?;
-    let launches = program.train.iter().chain(&program.evaluate);
-    launches.into_iter().try_for_each(|launch| check.launch(launch))
+    for launches in [&program.train, &program.evaluate] {
+        launches.iter().enumerate().try_for_each(|(at, launch)| check.launch(at, launch))?;
+    }
+    Ok(())
 }
 
 struct Check<'a> {
@@ -120,8 +122,11 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn launch(&self, launch: &Launch) -> Result<()> {
+    fn launch(&self, at: usize, launch: &Launch) -> Result<()> {
         let place = format!("launch `{}`", launch.name);
+        if let Some(later) = launch.after.iter().find(|earlier| **earlier >= at) {
+            return self.wrong(place, format!("waits for launch {later}, which does not stand before it"));
+        }
         let Some(kernel) = self.artefacts.kernels.get(launch.kernel) else {
             return self.wrong(place, format!("there is no kernel {}", launch.kernel));
         };

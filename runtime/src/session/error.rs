@@ -127,6 +127,36 @@ pub enum SessionError {
         /// The device's reason.
         source: DeviceError,
     },
+    /// A step's graph could not be made or launched.
+    #[error("the graph of the {phase} step: {source}; eager launches may tell which one fails")]
+    Graph {
+        /// `training` or `evaluation`.
+        phase: &'static str,
+        /// The device's reason.
+        source: DeviceError,
+    },
+    /// Two launches that nothing orders touch the same memory.
+    #[error(
+        "spec set `{set}`: launches `{first}` and `{second}` both use `{buffer}`, one of them writes it, and no edge orders them; generate the set again, or launch eagerly"
+    )]
+    Unordered {
+        /// The set.
+        set: String,
+        /// The launch that stands first.
+        first: String,
+        /// The other.
+        second: String,
+        /// What both touch.
+        buffer: String,
+    },
+    /// The mirror never showed a whole step.
+    #[error(
+        "the mirror is in the middle of step {step} and stays there: synchronize the session to see what stopped it"
+    )]
+    MirrorStopped {
+        /// The step that did not end.
+        step: u64,
+    },
     /// A kernel that exists in f32 only, in a session of f64.
     #[error("launch `{launch}` reads `{buffer}` as {asked} and this session stores {stored}; run it in an f32 session")]
     WrongReal {

@@ -16,29 +16,37 @@
 //! ```
 
 use std::fmt;
+use std::sync::Arc;
 
 use unio_interface::{Artefacts, Buffer, Init, Program, Reset, ResetPart, When};
 
-use crate::device::{Arg, CompileOptions, Device, Kernel, Memory, Real, Source};
+use crate::device::{Arg, CompileOptions, Device, Kernel, LaunchConfig, Memory, Real, Source};
 use crate::random::Stream;
 
 mod access;
 mod check;
 mod convert;
+mod edges;
 mod error;
+mod graph;
 mod handles;
 mod inspect;
 mod launch;
+mod mirror;
 mod room;
 
 pub use error::{Result, SessionError};
+pub use graph::StepGraph;
 pub use handles::{BufferOf, Element, Scalar, SlotOf, StateOf};
 pub use inspect::NonFinite;
+pub use mirror::{Mirror, Snapshot};
 
 pub(crate) use check::product;
 pub(crate) use convert::Stored;
 
+use graph::Built;
 use launch::{Place, Prepared, Sequence};
+use mirror::Mirroring;
 
 /// Buffers that the generator names alike in every set.
 pub(crate) const ISV: &str = "isv";
@@ -57,6 +65,16 @@ pub enum Phase {
     Evaluate,
 }
 
+/// How [`Session::run`] makes a step's launches. The bits are the same.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Launching {
+    /// As one graph, made by one call; side by side where no edge orders them.
+    #[default]
+    Graph,
+    /// One by one, in order.
+    Eager,
+}
+
 /// Which kernel of a stage [`Session::run_stage`] launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -70,19 +88,31 @@ pub enum Direction {
 
 /// A spec set on a device.
 ///
-/// The session owns the memory of every buffer. Nothing is allocated after the run's own buffers are written.
+/// The session owns the memory of every buffer. Nothing is allocated after the run's own buffers are written and each phase
+/// has run once.
 pub struct Session {
     device: Device,
     real: Real,
-    artefacts: Artefacts,
+    artefacts: Arc<Artefacts>,
     program: Program,
     kernels: Vec<Kernel>,
-    /// By buffer; `None` until the run fills it.
-    memories: Vec<Option<Memory>>,
+    /// By buffer; `None` until the run fills it. Changed by [`Session::replace`] alone, because graphs hold them.
+    memories: Vec<Option<Arc<Memory>>>,
     /// Elements that the launches need, by buffer.
     least: Vec<usize>,
     train: Sequence,
     evaluate: Sequence,
+    launching: Launching,
+    /// Of training and of evaluation, once they have run; none holds a memory that the session does not.
+    graphs: [Option<Built>; 2],
+    mirroring: Option<Mirroring>,
+}
+
+/// An argument of a launch, as long as no memory is replaced.
+enum Argument<'a> {
+    /// A memory from a byte on.
+    Memory(&'a Arc<Memory>, usize),
+    Number(i32),
 }
 
 /// Making, running, starting over.
@@ -107,22 +137,39 @@ impl Session {
             least: launch::least(artefacts, &program),
             train: Sequence::new(artefacts, &program, &program.train, real),
             evaluate: Sequence::new(artefacts, &program, &program.evaluate, real),
-            artefacts: Artefacts { sources: Vec::new(), program: None, ..artefacts.clone() },
+            artefacts: Arc::new(Artefacts { sources: Vec::new(), program: None, ..artefacts.clone() }),
             program,
+            launching: Launching::default(),
+            graphs: [None, None],
+            mirroring: None,
         };
         session.start()?;
         Ok(session)
     }
 
-    /// Launches a phase's kernels in order. Waits for nothing; on CUDA a fault may show only at the next read.
+    /// Makes a phase's launches once: as a graph, or as [`Session::set_launching`] says. Waits for nothing; on CUDA a fault
+    /// may show only at the next read.
     ///
     /// Errors: buffers that the run has not filled; a launch that fails; a kernel that is not made for this session's
     /// type of real.
     pub fn run(&mut self, phase: Phase) -> Result<()> {
+        match self.launching {
+            Launching::Graph => self.graph(phase)?.launch(),
+            Launching::Eager => self.run_eager(phase),
+        }
+    }
+
+    /// Chooses how [`Session::run`] makes its launches from now on.
+    pub fn set_launching(&mut self, launching: Launching) {
+        self.launching = launching;
+    }
+
+    fn run_eager(&self, phase: Phase) -> Result<()> {
         let sequence = self.sequence(phase);
         self.bound(&sequence.external)?;
         let mut args = Vec::new();
-        sequence.launches.iter().try_for_each(|launch| self.launch(launch, &mut args))
+        sequence.launches.iter().try_for_each(|launch| self.launch(launch, &mut args))?;
+        self.mirroring.as_ref().map_or(Ok(()), Mirroring::launch)
     }
 
     /// Launches, in order, only what the training step launches of one entry, such as a producer; for tests and tools.
@@ -238,7 +285,7 @@ impl Session {
         self.memories[buffer].as_ref().map(|memory| memory.len() / self.stored(buffer).size())
     }
 
-    pub(crate) fn memory(&self, buffer: usize) -> Result<&Memory> {
+    pub(crate) fn memory(&self, buffer: usize) -> Result<&Arc<Memory>> {
         self.memories[buffer]
             .as_ref()
             .ok_or_else(|| SessionError::Unbound { names: format!("`{}`", self.program.buffers[buffer].name) })
@@ -320,27 +367,46 @@ impl Session {
         Ok(())
     }
 
-    /// `args` is the caller's, so that a step allocates one list and no launch another.
-    fn launch<'a>(&'a self, launch: &Prepared, args: &mut Vec<Arg<'a>>) -> Result<()> {
+    /// The launch's shape, as long as no memory is replaced; `None` where there is nothing to launch.
+    fn shape(&self, launch: &Prepared) -> Result<Option<LaunchConfig>> {
         let mut config = launch.config;
         if let Some((buffer, row_len, grid)) = launch.counted_by {
-            let rows = self.len(buffer).unwrap_or(0) / row_len;
+            let rows = self.rows(buffer, row_len);
             self.check_even(launch, rows)?;
             config.grid = grid.blocks(rows);
         }
         if config.grid == 0 {
-            return Ok(());
+            return Ok(None);
         }
         launch.fits_real()?;
+        Ok(Some(config))
+    }
+
+    fn rows(&self, buffer: usize, row_len: usize) -> usize {
+        self.len(buffer).unwrap_or(0) / row_len
+    }
+
+    /// What a kernel is given. Numbers follow from the plan and from the lengths of memories, so that a graph may keep them.
+    fn argument(&self, place: Place) -> Result<Argument<'_>> {
+        Ok(match place {
+            Place::Buffer { buffer, offset } => Argument::Memory(self.memory(buffer)?, offset),
+            Place::Count(n) | Place::Number(n) => Argument::Number(n),
+            Place::Rows { buffer, row_len } => {
+                Argument::Number(i32::try_from(self.rows(buffer, row_len)).unwrap_or(i32::MAX))
+            }
+        })
+    }
+
+    /// `args` is the caller's, so that a step allocates one list and no launch another.
+    fn launch<'a>(&'a self, launch: &Prepared, args: &mut Vec<Arg<'a>>) -> Result<()> {
+        let Some(config) = self.shape(launch)? else {
+            return Ok(());
+        };
         args.clear();
         for place in &launch.places {
-            args.push(match *place {
-                Place::Buffer { buffer, offset } => Arg::Buffer(self.memory(buffer)?, offset),
-                Place::Count(n) | Place::Number(n) => Arg::I32(n),
-                Place::Rows { buffer, row_len } => {
-                    let rows = self.len(buffer).unwrap_or(0) / row_len;
-                    Arg::I32(i32::try_from(rows).unwrap_or(i32::MAX))
-                }
+            args.push(match self.argument(*place)? {
+                Argument::Memory(memory, offset) => Arg::Buffer(memory, offset),
+                Argument::Number(n) => Arg::I32(n),
             });
         }
         let kernel = &self.kernels[launch.kernel];
@@ -349,6 +415,12 @@ impl Session {
         // that elements have the size the kernel was compiled for.
         let launched = unsafe { kernel.launch(&config, args) };
         launched.map_err(|source| SessionError::Launch { launch: launch.name.clone(), source })
+    }
+
+    /// Gives a buffer another memory. Graphs hold the old one, so that they go with it.
+    fn replace(&mut self, buffer: usize, memory: Memory) {
+        self.graphs = [None, None];
+        self.memories[buffer] = Some(Arc::new(memory));
     }
 }
 
@@ -373,11 +445,11 @@ fn load(device: &Device, artefacts: &Artefacts, real: Real) -> Result<Vec<Kernel
 }
 
 /// Zeroed memory for every buffer that the run does not fill.
-fn allocate(device: &Device, program: &Program, real: Real) -> Result<Vec<Option<Memory>>> {
+fn allocate(device: &Device, program: &Program, real: Real) -> Result<Vec<Option<Arc<Memory>>>> {
     let memory = |buffer: &Buffer| match buffer.len {
         Some(len) if !buffer.external => {
             let bytes = len.saturating_mul(Stored::of(buffer.elem, real).size());
-            Ok(Some(device.alloc(bytes)?))
+            Ok(Some(Arc::new(device.alloc(bytes)?)))
         }
         _ => Ok(None),
     };

@@ -48,11 +48,14 @@ struct TrainArgs {
     /// Stop after so many folds.
     #[arg(long)]
     folds: Option<usize>,
+    /// Launch kernels one by one instead of a step's graph; the results are the same.
+    #[arg(long)]
+    eager: bool,
 }
 
 impl Default for TrainArgs {
     fn default() -> Self {
-        Self { run: DEFAULT_RUN.into(), device: Target::Auto, out: None, epochs: None, folds: None }
+        Self { run: DEFAULT_RUN.into(), device: Target::Auto, out: None, epochs: None, folds: None, eager: false }
     }
 }
 

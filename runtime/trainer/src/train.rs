@@ -9,7 +9,7 @@ use unio::data::{Bars, Dataset, FoldData};
 use unio::device::{Device, Real};
 use unio::random::permutation;
 use unio::run::Run;
-use unio::{Phase, Session, When, metrics};
+use unio::{Launching, Mirror, Phase, Session, When, metrics};
 
 use crate::TrainArgs;
 use crate::perception::{artefacts, buffers, states};
@@ -33,10 +33,13 @@ pub fn train(args: &TrainArgs) -> Result<()> {
     folds.truncate(args.folds.unwrap_or(folds.len()));
     let device = Device::open(args.device)?;
     println!("{}\nDevice: {}\n{}", run.doc, device.describe(), memory(program));
-    let session = Session::new(&device, artefacts(), Real::F32)?;
+    let mut session = Session::new(&device, artefacts(), Real::F32)?;
+    session.set_launching(if args.eager { Launching::Eager } else { Launching::Graph });
+    let mirror = session.mirror()?;
     let folder = args.out.clone().unwrap_or_else(|| ["out", &run.name].iter().collect());
     let steps = folds.iter().map(|f| steps(f.train.len()) + steps(f.test.len())).sum::<usize>() * run.epochs;
-    let mut trainer = Trainer { run, session, report: Report::create(&folder)?, bar: progress(steps as u64) };
+    let (report, bar) = (Report::create(&folder)?, progress(steps as u64));
+    let mut trainer = Trainer { run, session, mirror, report, bar };
     for fold in &folds {
         trainer.fold(fold)?;
     }
@@ -105,6 +108,8 @@ fn steps(rows: usize) -> usize {
 struct Trainer {
     run: Run,
     session: Session,
+    /// What the bar shows: steps that the device has taken, not those that it was asked for.
+    mirror: Mirror,
     report: Report,
     bar: ProgressBar,
 }
@@ -161,7 +166,7 @@ impl Trainer {
         self.start_rows(data, &order)?;
         for _ in 0..steps(order.len()) {
             self.session.run(Phase::Train)?;
-            self.bar.inc(1);
+            self.show(data)?;
         }
         self.mean_loss()
     }
@@ -177,7 +182,7 @@ impl Trainer {
                 let values = self.session.read(*buffer)?;
                 scores.entry((*head).to_owned()).or_default().extend(&values[..live]);
             }
-            self.bar.inc(1);
+            self.show(data)?;
         }
         let auc = |(head, scores): (String, Vec<f32>)| {
             let auc = metrics::auc(&scores, &labels(data, &head));
@@ -206,9 +211,18 @@ impl Trainer {
         Ok(())
     }
 
+    /// Moves the bar without waiting for the device.
+    fn show(&self, data: &FoldData) -> Result<()> {
+        if let Some(seen) = self.mirror.read()? {
+            let loss = mean(seen.state(states::LOSS_SUM)?, seen.state(states::LOSS_ROWS)?);
+            self.bar.set_position(seen.step());
+            self.bar.set_message(format!("fold {}  loss {loss:.4}", data.fold.number));
+        }
+        Ok(())
+    }
+
     fn mean_loss(&self) -> Result<f64> {
-        let (sum, rows) = (self.session.state(states::LOSS_SUM)?, self.session.state(states::LOSS_ROWS)?);
-        Ok(f64::from(sum) / f64::from(rows.max(1)))
+        Ok(mean(self.session.state(states::LOSS_SUM)?, self.session.state(states::LOSS_ROWS)?))
     }
 
     fn slots(&self) -> Result<BTreeMap<String, f32>> {
@@ -223,6 +237,10 @@ impl Trainer {
         }
         Ok(slots)
     }
+}
+
+fn mean(sum: f32, rows: i32) -> f64 {
+    f64::from(sum) / f64::from(rows.max(1))
 }
 
 /// The test rows' labels for a head, which is named after them.

@@ -56,15 +56,17 @@ fn the_main_run_learns_volatility() {
 #[test]
 fn two_runs_of_one_seed_give_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();
-    let run = |name: &str| {
+    let run = |name: &str, options: &[&str]| {
         let out = dir.path().join(name);
         let args = ["train", "--device", "emulator", "--epochs", "1", "--folds", "1", "--out", out.to_str().unwrap()];
-        assert!(trainer(&args).output().unwrap().status.success());
+        assert!(trainer(&[&args, options].concat()).output().unwrap().status.success());
         let mut rows = metrics(&out);
         rows.iter_mut().for_each(|r| drop(r.as_object_mut().unwrap().remove("seconds")));
         (fs::read(out.join("fold-1.safetensors")).unwrap(), rows)
     };
-    assert_eq!(run("a"), run("b"));
+    let first = run("a", &[]);
+    assert_eq!(first, run("b", &[]));
+    assert_eq!(first, run("c", &["--eager"]), "launched one by one");
 }
 
 fn metrics(out: &Path) -> Vec<serde_json::Value> {

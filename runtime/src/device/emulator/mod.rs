@@ -56,6 +56,10 @@ impl EmulatorDevice {
         Limits { max_threads: MAX_THREADS, max_shared_bytes: MAX_SHARED_BYTES, total_memory: total_memory() }
     }
 
+    pub(super) fn order(&self) -> ThreadOrder {
+        self.order
+    }
+
     fn stream(&self) -> MutexGuard<'_, ()> {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,0 +1,190 @@
+//! A step as one graph of launches, built from the plan's edges.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use unio_interface::{Access, Arg, KernelParam, Launch, Role};
+
+use super::edges::{self, Touch};
+use super::error::{Result, SessionError};
+use super::launch::{Place, Prepared};
+use super::{Argument, Phase, Session};
+use crate::device::{Builder, Fault, Graph, Held, LaunchConfig};
+
+/// A phase's graph. It holds every memory that its launches point to.
+pub(super) struct Built {
+    phase: Phase,
+    graph: Graph,
+    /// Of the launches, in the plan's order.
+    names: Vec<String>,
+}
+
+/// A step, ready to be launched by one call. It borrows the session, so that nothing that it points to can be replaced
+/// while it is there; the next [`Session::graph`] builds anew only where something was.
+///
+/// Numbers that a launch takes are those of the plan and the lengths of buffers. What varies from step to step lies in
+/// slots and states, which are read anew by every launch: artefacts with any other scalar are refused when the session is
+/// made.
+pub struct StepGraph<'s> {
+    built: &'s mut Built,
+}
+
+impl Session {
+    /// The graph of a phase, built when it is first asked for, and again when a buffer has changed its length. Building runs
+    /// nothing and changes no buffer.
+    ///
+    /// Errors: buffers that the run has not filled; a launch that the device refuses; a kernel that is not made for this
+    /// session's type of real; launches that touch the same memory without an edge between them.
+    pub fn graph(&mut self, phase: Phase) -> Result<StepGraph<'_>> {
+        let at = usize::from(phase == Phase::Evaluate);
+        let built = match self.graphs[at].take() {
+            Some(built) => built,
+            None => self.build(phase)?,
+        };
+        Ok(StepGraph { built: self.graphs[at].insert(built) })
+    }
+
+    fn build(&self, phase: Phase) -> Result<Built> {
+        let (sequence, launches) = (self.sequence(phase), self.launches(phase));
+        self.bound(&sequence.external)?;
+        let shapes = sequence.launches.iter().map(|l| self.shape(l)).collect::<Result<Vec<_>>>()?;
+        let made: Vec<bool> = shapes.iter().map(Option::is_some).collect();
+        let earlier = edges::earlier(launches.iter().map(|launch| launch.after.as_slice()));
+        self.check_order(launches, &made, &earlier)?;
+        let failed = |source| SessionError::Graph { phase: words(phase), source };
+        let mut builder = Builder::new(&self.device).map_err(failed)?;
+        let mut names = Vec::new();
+        let shaped =
+            sequence.launches.iter().zip(&shapes).filter_map(|(launch, shape)| Some((launch, shape.as_ref()?)));
+        let after = edges::direct(&earlier, &made);
+        for ((launch, shape), after) in shaped.zip(&after) {
+            self.add(&mut builder, launch, shape, after)?;
+            names.push(launch.name.clone());
+        }
+        if let Some(mirroring) = &self.mirroring {
+            mirroring.add_to(&mut builder, &last(&after))?;
+            names.push(mirroring.name().into());
+        }
+        Ok(Built { phase, graph: builder.finish().map_err(failed)?, names })
+    }
+
+    fn add(&self, builder: &mut Builder, launch: &Prepared, shape: &LaunchConfig, after: &[usize]) -> Result<()> {
+        let held = |place: &Place| {
+            Ok(match self.argument(*place)? {
+                Argument::Memory(memory, offset) => Held::Buffer(Arc::clone(memory), offset),
+                Argument::Number(n) => Held::Number(n),
+            })
+        };
+        let args = launch.places.iter().map(held).collect::<Result<Vec<_>>>()?;
+        let kernel = &self.kernels[launch.kernel];
+        // SAFETY: as for an eager launch; the graph holds the memories, whose lengths never change, and `check_order` saw
+        // that launches which meet in memory are ordered.
+        let added = unsafe { builder.add(kernel, shape, args, after) };
+        added.map_err(|source| SessionError::Launch { launch: launch.name.clone(), source })
+    }
+
+    /// Errors: [`SessionError::Unordered`].
+    fn check_order(&self, launches: &[Launch], made: &[bool], earlier: &[BTreeSet<usize>]) -> Result<()> {
+        let touches =
+            launches.iter().zip(made).map(|(launch, made)| if *made { self.touches(launch, launches) } else { vec![] });
+        let touches: Vec<Vec<Touch>> = touches.collect();
+        let Some((first, second, buffer)) = edges::unordered(earlier, &touches) else {
+            return Ok(());
+        };
+        Err(SessionError::Unordered {
+            set: self.artefacts.set.clone(),
+            first: launches[first].name.clone(),
+            second: launches[second].name.clone(),
+            buffer: self.program.buffers[buffer].name.clone(),
+        })
+    }
+
+    /// What a launch touches, as far as its parameters say.
+    fn touches(&self, launch: &Launch, all: &[Launch]) -> Vec<Touch> {
+        let count = launch.args.iter().find_map(|arg| match *arg {
+            Arg::Count(n) => usize::try_from(n).ok(),
+            Arg::CountOf { buffer, row_len: 1 } => self.len(buffer),
+            Arg::CountOf { .. } | Arg::Buffer { .. } | Arg::Number(_) | Arg::Rows { .. } => None,
+        });
+        let pairs = self.artefacts.kernels[launch.kernel].params.iter().zip(&launch.args);
+        let touch = |(param, arg): (&KernelParam, &Arg)| {
+            let (KernelParam::Buffer { access, len, role, .. }, Arg::Buffer { buffer, start }) = (param, arg) else {
+                return None;
+            };
+            let writes = *access != Access::In;
+            // Of others a launch may read whole rows for each that is counted, and writes its own part.
+            let by_element = matches!(role, Role::State | Role::Reduced | Role::Output);
+            let len = len.or(count.filter(|_| by_element)).map(|len| self.columns(role, *buffer, len));
+            let part = || next_start(all, *buffer, *start).filter(|_| writes);
+            let whole = || self.len(*buffer).unwrap_or(0);
+            let end = len.map(|len| start.saturating_add(len)).or_else(part).unwrap_or_else(whole);
+            Some(Touch { buffer: *buffer, elements: *start..end, writes })
+        };
+        pairs.filter_map(touch).collect()
+    }
+
+    /// A block writes its own columns of every row of the gradient scratch; those of one row stand for all.
+    fn columns(&self, role: &Role, buffer: usize, len: usize) -> usize {
+        match (role, self.program.buffers[buffer].shape.last()) {
+            (Role::ParamGradient(_), Some(&row)) if row > 0 && len > 0 => (len - 1) % row + 1,
+            _ => len,
+        }
+    }
+
+    fn launches(&self, phase: Phase) -> &[Launch] {
+        match phase {
+            Phase::Train => &self.program.train,
+            Phase::Evaluate => &self.program.evaluate,
+        }
+    }
+}
+
+impl StepGraph<'_> {
+    /// Makes the step's launches once. Waits for nothing; on CUDA a fault may show only at the next read.
+    ///
+    /// Errors: the device refuses; on the emulator also whatever fails in a launch, by name.
+    pub fn launch(&mut self) -> Result<()> {
+        self.built.graph.launch().map_err(|Fault { node, source }| match node {
+            Some(node) => SessionError::Launch { launch: self.built.names[node].clone(), source },
+            None => SessionError::Graph { phase: words(self.built.phase), source },
+        })
+    }
+
+    /// Takes so many steps, one after another.
+    ///
+    /// Errors: as for [`StepGraph::launch`], which is not called again after one.
+    pub fn replay(&mut self, steps: usize) -> Result<()> {
+        (0..steps).try_for_each(|_| self.launch())
+    }
+
+    /// The launches that are made, by name; those of no elements are left out.
+    pub fn launches(&self) -> &[String] {
+        &self.built.names
+    }
+
+    /// For each of [`StepGraph::launches`], the places of those that it waits for; what others imply is left out.
+    pub fn edges(&self) -> Vec<Vec<usize>> {
+        self.built.graph.after().map(<[usize]>::to_vec).collect()
+    }
+}
+
+/// Where the next part of a buffer begins, of those that launches are given.
+fn next_start(launches: &[Launch], buffer: usize, start: usize) -> Option<usize> {
+    let starts = launches.iter().flat_map(|launch| &launch.args).filter_map(|arg| match *arg {
+        Arg::Buffer { buffer: other, start: at } if other == buffer && at > start => Some(at),
+        _ => None,
+    });
+    starts.min()
+}
+
+/// The launches that none waits for.
+fn last(after: &[Vec<usize>]) -> Vec<usize> {
+    (0..after.len()).filter(|n| !after.iter().any(|waits| waits.contains(n))).collect()
+}
+
+fn words(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Train => "training",
+        Phase::Evaluate => "evaluation",
+    }
+}
