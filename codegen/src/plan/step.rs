@@ -19,6 +19,9 @@ pub(super) const ELEMENT_THREADS: u32 = 256;
 pub const COUNTER_BLOCKS: usize = 256;
 /// Value that stands for "all gradients are reduced".
 pub(super) const REDUCED: &str = "grads";
+/// Value that stands for "every gradient that needs no reducer is there". Its columns lie among the reducer's: the two take
+/// turns, so that nobody has to see that they never meet.
+pub(super) const DEFERRED: &str = "deferred gradients";
 /// Value that stands for "all optimizers have run".
 pub(super) const UPDATED: &str = "params";
 /// Value that stands for "every adjoint has written its part of the scratch".
