@@ -25,7 +25,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
     }
     let sample = body.single.then(|| namer.unique("sample"));
     let mut ops = Vec::new();
-    let mut lowerer = Lowerer { body, threads: kernel.threads, names, shared_names, namer };
+    let mut lowerer = Lowerer { body, threads: kernel.threads, names, shared_names, namer, kept: BTreeMap::new() };
     lowerer.phases(&body.phases, &mut ops);
     let ops = match &sample {
         Some(sample) => one_by_one(kernel, names, sample, body.batch, ops),
@@ -62,6 +62,8 @@ struct Lowerer<'a> {
     names: &'a [String],
     shared_names: BTreeMap<TensorId, String>,
     namer: Namer,
+    /// Arrays that hold a thread's part of a parameter while a scan runs, and their lengths.
+    kept: BTreeMap<TensorId, (String, usize)>,
 }
 
 /// Places inside one phase: registers of the phase first, then shared memory, then global memory.
@@ -112,6 +114,19 @@ impl PhasePlaces<'_> {
     }
 }
 
+/// Where in an equation a tensor is read under a sum: its index, and the variable that is summed over.
+fn kept_load(value: &Expr, tensor: TensorId) -> Option<(Vec<Expr>, usize)> {
+    let mut found = None;
+    value.visit(&mut |e| {
+        let Expr::Reduce(_, vars, body) = e else { return };
+        body.visit(&mut |part| match part {
+            Expr::Load(t, index) if *t == tensor => found = Some((index.clone(), vars[0])),
+            _ => {}
+        });
+    });
+    found
+}
+
 impl Lowerer<'_> {
     fn phases(&mut self, phases: &[Phase], ops: &mut Vec<Op>) {
         self.phases_at(phases, None, ops);
@@ -131,12 +146,51 @@ impl Lowerer<'_> {
                         false => format!("int {name} = 0; {name} <= {last}; ++{name}"),
                     };
                     let mut inner = Vec::new();
+                    self.keep_parameters(body, ops);
                     self.phases_at(body, Some((*var, name.clone())), &mut inner);
+                    self.kept.clear();
                     self.namer.release(&name);
                     ops.push(Op::For { head, body: inner });
                 }
             }
         }
+    }
+
+    /// Loads what the phases of a scan keep, before its first step.
+    fn keep_parameters(&mut self, phases: &[Phase], ops: &mut Vec<Op>) {
+        for phase in phases {
+            let Phase::Parallel(parallel) = phase else { continue };
+            for tensor in &parallel.kept {
+                self.keep(parallel, *tensor, ops);
+            }
+        }
+    }
+
+    fn keep(&mut self, parallel: &Parallel, tensor: TensorId, ops: &mut Vec<Op>) {
+        let program = &self.body.program;
+        let Some((index, sum)) = parallel.items.iter().find_map(|item| kept_load(&item.assign.value, tensor)) else {
+            return;
+        };
+        let array = self.namer.unique(&format!("{}_r", crate::names::c_stem(&program.tensors[tensor].name)));
+        let count = program.vars[sum].extent / parallel.lanes;
+        ops.push(Op::Do(format!("real {array}[{count}]")));
+        let places = PhasePlaces {
+            body: self.body,
+            names: self.names,
+            shared_names: &self.shared_names,
+            registers: BTreeMap::new(),
+        };
+        let mut printer = Printer::new(program, &places, BTreeMap::new(), self.namer.clone());
+        let names: Vec<String> = parallel.vars.iter().map(|v| printer.bind(*v)).collect();
+        let extents: Vec<usize> = parallel.vars.iter().map(|v| program.vars[*v].extent).collect();
+        let element = printer.namer.unique("e");
+        printer.lanes = (parallel.lanes > 1).then(|| (parallel.lanes, printer.namer.unique("lane")));
+        let (var, turn) = (printer.bind(sum), printer.namer.unique("turn"));
+        let value = printer.expr(&Expr::Load(tensor, index), &mut Vec::new()).text();
+        let load = printer.turns(&var, count, &turn, vec![Op::Set { place: format!("{array}[{turn}]"), value }]);
+        let lanes = printer.lanes.clone();
+        ops.push(self.spread(&names, &extents, &element, lanes.as_ref(), vec![load]));
+        self.kept.insert(tensor, (array, count));
     }
 
     fn parallel(&mut self, parallel: &Parallel, step: Option<&(usize, String)>) -> Op {
@@ -151,13 +205,15 @@ impl Lowerer<'_> {
         if let Some((var, name)) = step {
             vars.insert(*var, name.clone());
         }
-        let mut printer = Printer { program, places: &places, vars, namer: self.namer.clone() };
+        let mut printer = Printer::new(program, &places, vars, self.namer.clone());
         let names: Vec<String> = parallel.vars.iter().map(|v| printer.bind(*v)).collect();
         let extents: Vec<usize> = parallel.vars.iter().map(|v| program.vars[*v].extent).collect();
         let element = printer.namer.unique("e");
+        let lane = (parallel.lanes > 1).then(|| printer.namer.unique("lane"));
+        let lanes = lane.map(|lane| (parallel.lanes, lane));
         let (vars, namer) = (printer.vars, printer.namer);
-        let body = self.items(parallel, step, vars, namer);
-        self.spread(&names, &extents, &element, body)
+        let body = self.items(parallel, step, vars, namer, lanes.as_ref());
+        self.spread(&names, &extents, &element, lanes.as_ref(), body)
     }
 
     fn items(
@@ -166,6 +222,7 @@ impl Lowerer<'_> {
         step: Option<&(usize, String)>,
         vars: BTreeMap<usize, String>,
         mut namer: Namer,
+        lanes: Option<&(usize, String)>,
     ) -> Vec<Op> {
         let program = &self.body.program;
         let mut registers: BTreeMap<TensorId, String> = BTreeMap::new();
@@ -177,13 +234,22 @@ impl Lowerer<'_> {
                 shared_names: &self.shared_names,
                 registers: registers.clone(),
             };
-            let mut printer = Printer { program, places: &places, vars: vars.clone(), namer };
+            let mut printer = Printer::new(program, &places, vars.clone(), namer);
+            printer.lanes = lanes.cloned();
+            printer.kept = self.kept.clone();
             let tensor = &program.tensors[item.assign.tensor];
             let value = printer.expr(&item.assign.value, &mut ops).text();
             namer = printer.namer;
             let register = namer.unique(&format!("{}_", crate::names::c_stem(&tensor.name)));
             ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value });
-            self.store(item, &register, step, &vars, &mut ops);
+            let mut stores = Vec::new();
+            self.store(item, &register, step, &vars, &mut stores);
+            match lanes.filter(|_| !stores.is_empty()) {
+                Some((_, lane)) => {
+                    ops.push(Op::If { condition: format!("{lane} == 0"), body: stores, otherwise: Vec::new() });
+                }
+                None => ops.extend(stores),
+            }
             if item.carry == Carry::None {
                 registers.insert(item.assign.tensor, register);
             }
@@ -247,24 +313,41 @@ impl Lowerer<'_> {
     }
 
     /// Spreads an index space over the threads of the block.
-    fn spread(&self, names: &[String], extents: &[usize], element: &str, mut body: Vec<Op>) -> Op {
+    fn spread(
+        &self,
+        names: &[String],
+        extents: &[usize],
+        element: &str,
+        lanes: Option<&(usize, String)>,
+        body: Vec<Op>,
+    ) -> Op {
         let total: usize = extents.iter().product();
         let threads = self.threads as usize;
-        if names.is_empty() {
-            return Op::If { condition: "threadIdx.x == 0".into(), body, otherwise: Vec::new() };
+        let (share, own) = match lanes {
+            Some((lanes, _)) => (*lanes, format!("threadIdx.x / {lanes}")),
+            None => (1, "threadIdx.x".to_owned()),
+        };
+        let counter = if names.len() == 1 { names[0].as_str() } else { element };
+        let lane = lanes.map(|(lanes, lane)| {
+            let value = format!("threadIdx.x % {lanes}");
+            Op::Let { ty: "int", name: lane.clone(), value }
+        });
+        let mut all: Vec<Op> = lane.into_iter().collect();
+        if names.len() > 1 {
+            all.extend(unflat(names, extents, element));
         }
-        let single = names.len() == 1;
-        let counter = if single { names[0].as_str() } else { element };
-        if !single {
-            let mut ops = unflat(names, extents, element);
-            ops.extend(body);
-            body = ops;
+        all.extend(body);
+        if total * share > threads {
+            let head = format!("int {counter} = {own}; {counter} < {total}; {counter} += {}", threads / share);
+            return Op::For { head, body: all };
         }
-        if total <= threads {
-            let mut all = vec![Op::Let { ty: "int", name: counter.to_owned(), value: "threadIdx.x".into() }];
-            all.extend(body);
-            return Op::If { condition: format!("threadIdx.x < {total}"), body: all, otherwise: Vec::new() };
+        if !names.is_empty() {
+            all.insert(0, Op::Let { ty: "int", name: counter.to_owned(), value: own });
         }
-        Op::For { head: format!("int {counter} = threadIdx.x; {counter} < {total}; {counter} += {threads}"), body }
+        let condition = match total * share {
+            1 => "threadIdx.x == 0".to_owned(),
+            busy => format!("threadIdx.x < {busy}"),
+        };
+        Op::If { condition, body: all, otherwise: Vec::new() }
     }
 }

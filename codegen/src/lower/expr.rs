@@ -79,6 +79,24 @@ pub(super) struct Printer<'a> {
     pub(super) places: &'a dyn Places,
     pub(super) vars: BTreeMap<VarId, String>,
     pub(super) namer: Namer,
+    /// Lanes that split each reduction, and the name of the thread's own; `None` where a thread sums alone.
+    pub(super) lanes: Option<(usize, String)>,
+    /// Parameters of which the thread keeps its part: the array that holds it, and how many elements.
+    pub(super) kept: BTreeMap<usize, (String, usize)>,
+    /// Counts the kept elements, inside a sum over them.
+    pub(super) turn: Option<String>,
+}
+
+impl<'a> Printer<'a> {
+    /// For a text where each thread works alone.
+    pub(super) fn new(
+        program: &'a Program,
+        places: &'a dyn Places,
+        vars: BTreeMap<VarId, String>,
+        namer: Namer,
+    ) -> Self {
+        Self { program, places, vars, namer, lanes: None, kept: BTreeMap::new(), turn: None }
+    }
 }
 
 impl Printer<'_> {
@@ -94,6 +112,10 @@ impl Printer<'_> {
                 }
             }
             Expr::Var(v) => Code::atom(self.vars.get(v).cloned().unwrap_or_else(|| format!("/* unbound {v} */"))),
+            Expr::Load(tensor, _) if self.kept.contains_key(tensor) && self.turn.is_some() => {
+                let turn = self.turn.as_deref().unwrap_or_default();
+                Code::atom(format!("{}[{turn}]", self.kept[tensor].0))
+            }
             Expr::Load(tensor, index) => {
                 let text: Vec<String> = (0..index.len()).map(|n| self.index(*tensor, n, &index[n], before)).collect();
                 self.places.load(*tensor, index, &text)
@@ -109,7 +131,7 @@ impl Printer<'_> {
                 let (c, a, b) = (self.expr(condition, before), self.expr(a, before), self.expr(b, before));
                 Code { text: format!("{} ? {} : {}", c.at(OR), a.at(OR), b.at(SELECT)), level: SELECT }
             }
-            Expr::Reduce(op, vars, body) => self.reduce(*op, vars, body, before),
+            Expr::Reduce(..) => self.reduce(expr, before),
         }
     }
 
@@ -153,6 +175,9 @@ impl Printer<'_> {
     }
 
     fn binary(&mut self, op: BinaryFn, a: &Expr, b: &Expr, before: &mut Vec<Op>) -> Code {
+        if let Some(joined) = self.joined_sums(op, a, b, before) {
+            return joined;
+        }
         if let Some(fused) = self.fused(op, a, b, before) {
             return fused;
         }
@@ -198,7 +223,45 @@ impl Printer<'_> {
         Some(Code::atom(format!("unio_fma({}, {}, {})", x.text(), y.text(), c.text())))
     }
 
-    fn reduce(&mut self, op: Reduction, vars: &[VarId], body: &Expr, before: &mut Vec<Op>) -> Code {
+    /// Several sums that lanes split are added before the lanes join: once instead of once a sum.
+    fn joined_sums(&mut self, op: BinaryFn, a: &Expr, b: &Expr, before: &mut Vec<Op>) -> Option<Code> {
+        let lanes = self.lanes.as_ref().filter(|_| op == BinaryFn::Add)?.0;
+        let mut terms = Vec::new();
+        add_terms(a, &mut terms);
+        add_terms(b, &mut terms);
+        let is_sum = |e: &&Expr| matches!(e, Expr::Reduce(Reduction::Sum, ..));
+        let (sums, others): (Vec<&Expr>, Vec<&Expr>) = terms.into_iter().partition(is_sum);
+        if sums.len() < 2 {
+            return None;
+        }
+        let parts: Vec<String> = sums.iter().filter_map(|sum| self.partial(sum, before)).collect();
+        let joined = format!("unio_lanes_sum<{lanes}>({})", parts.join(" + "));
+        before.push(Op::Set { place: parts[0].clone(), value: joined });
+        let mut text = parts[0].clone();
+        for other in &others {
+            text = format!("{text} + {}", self.expr(other, before).at(TERM));
+        }
+        Some(Code { text, level: if others.is_empty() { ATOM } else { SUM } })
+    }
+
+    fn reduce(&mut self, expr: &Expr, before: &mut Vec<Op>) -> Code {
+        let (Expr::Reduce(op, ..), Some(acc)) = (expr, self.partial(expr, before)) else {
+            return Code::atom("/* no reduction */");
+        };
+        if let Some((lanes, _)) = &self.lanes {
+            let join = match op {
+                Reduction::Sum => "unio_lanes_sum",
+                Reduction::Max => "unio_lanes_max",
+                Reduction::Min => "unio_lanes_min",
+            };
+            before.push(Op::Set { place: acc.clone(), value: format!("{join}<{lanes}>({acc})") });
+        }
+        Code::atom(acc)
+    }
+
+    /// A thread's own part of a reduction: the name of its accumulator.
+    fn partial(&mut self, expr: &Expr, before: &mut Vec<Op>) -> Option<String> {
+        let Expr::Reduce(op, vars, body) = expr else { return None };
         let acc = self.namer.unique("acc");
         let start = match op {
             Reduction::Sum => "real(0)",
@@ -207,18 +270,43 @@ impl Printer<'_> {
         };
         before.push(Op::Var { ty: "real", name: acc.clone(), value: start.into() });
         let names: Vec<String> = vars.iter().map(|v| self.bind(*v)).collect();
+        let kept = body.loads().into_iter().find_map(|t| self.kept.get(&t).map(|(_, count)| *count));
+        self.turn = kept.map(|_| self.namer.unique("turn"));
         let mut inner = Vec::new();
-        let value = self.accumulate(op, &acc, body, &mut inner);
+        let value = self.accumulate(*op, &acc, body, &mut inner);
         inner.push(Op::Set { place: acc.clone(), value });
-        for (var, name) in vars.iter().zip(&names).rev() {
+        match (kept, self.turn.take()) {
+            (Some(count), Some(turn)) => {
+                before.push(self.turns(&names[0], count, &turn, inner));
+                self.namer.release(&turn);
+            }
+            _ => before.extend(self.loops(vars, &names, inner)),
+        }
+        vars.iter().zip(&names).for_each(|(var, name)| self.unbind(*var, name));
+        Some(acc)
+    }
+
+    /// A loop over the elements that the thread keeps.
+    pub(super) fn turns(&self, var: &str, count: usize, turn: &str, body: Vec<Op>) -> Op {
+        let value = match &self.lanes {
+            Some((lanes, lane)) => format!("{lane} + {turn} * {lanes}"),
+            None => turn.to_owned(),
+        };
+        let mut all = vec![Op::Let { ty: "int", name: var.to_owned(), value }];
+        all.extend(body);
+        Op::Unrolled { head: format!("int {turn} = 0; {turn} < {count}; ++{turn}"), body: all }
+    }
+
+    fn loops(&self, vars: &[VarId], names: &[String], mut inner: Vec<Op>) -> Vec<Op> {
+        for (n, (var, name)) in vars.iter().zip(names).enumerate().rev() {
             let extent = self.program.vars[*var].extent;
-            inner = vec![Op::For { head: format!("int {name} = 0; {name} < {extent}; ++{name}"), body: inner }];
+            let head = match self.lanes.as_ref().filter(|_| n + 1 == vars.len()) {
+                Some((lanes, lane)) => format!("int {name} = {lane}; {name} < {extent}; {name} += {lanes}"),
+                None => format!("int {name} = 0; {name} < {extent}; ++{name}"),
+            };
+            inner = vec![Op::For { head, body: inner }];
         }
-        before.extend(inner);
-        for (var, name) in vars.iter().zip(&names) {
-            self.unbind(*var, name);
-        }
-        Code::atom(acc)
+        inner
     }
 
     /// The next value of an accumulator.
@@ -234,9 +322,14 @@ impl Printer<'_> {
         }
     }
 
+    /// A name of its own for a variable.
+    pub(super) fn name(&mut self, var: VarId) -> String {
+        self.namer.unique(&crate::names::c_ident(&self.program.vars[var].name))
+    }
+
     /// Names a variable for the scope that begins.
     pub(super) fn bind(&mut self, var: VarId) -> String {
-        let name = self.namer.unique(&crate::names::c_ident(&self.program.vars[var].name));
+        let name = self.name(var);
         self.vars.insert(var, name.clone());
         name
     }
@@ -245,6 +338,17 @@ impl Printer<'_> {
     pub(super) fn unbind(&mut self, var: VarId, name: &str) {
         self.namer.release(name);
         self.vars.remove(&var);
+    }
+}
+
+/// What a chain of additions adds, in order.
+fn add_terms<'e>(expr: &'e Expr, terms: &mut Vec<&'e Expr>) {
+    match expr {
+        Expr::Binary(BinaryFn::Add, a, b) => {
+            add_terms(a, terms);
+            add_terms(b, terms);
+        }
+        other => terms.push(other),
     }
 }
 

@@ -110,6 +110,13 @@ pub enum Op {
         /// Inside.
         body: Vec<Op>,
     },
+    /// The same, written out by the compiler: what it indexes stays in registers.
+    Unrolled {
+        /// Between the parentheses.
+        head: String,
+        /// Inside.
+        body: Vec<Op>,
+    },
     /// `if (condition) { body }`
     If {
         /// Between the parentheses.

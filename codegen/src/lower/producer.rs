@@ -97,7 +97,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
             counting: BTreeMap::new(),
         };
         let vars = BTreeMap::from([(statistic.element, "e".to_owned())]);
-        let mut printer = Printer { program: &body.program, places: &places, vars, namer };
+        let mut printer = Printer::new(&body.program, &places, vars, namer);
         let mut before = Vec::new();
         let measured = measured(statistic.kind, &statistic.value);
         let value = match statistic.kind {
@@ -249,7 +249,7 @@ fn smooth(
     };
     let mut namer = namer.clone();
     let x = namer.unique(&format!("{}_x", body.program.tensors[signal.tensor].name));
-    let mut printer = Printer { program: &body.program, places: &places, vars: BTreeMap::new(), namer };
+    let mut printer = Printer::new(&body.program, &places, BTreeMap::new(), namer);
     let mut ops = Vec::new();
     let Some((assign, _)) = body.program.assigns().find(|(a, _)| a.tensor == signal.tensor) else {
         return (ops, x);

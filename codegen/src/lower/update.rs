@@ -158,7 +158,7 @@ impl Equations<'_> {
         let mut stores = Vec::new();
         for (assign, _) in self.program.assigns() {
             let tensor = &self.program.tensors[assign.tensor];
-            let mut printer = Printer { program: self.program, places: &self, vars: vars.clone(), namer };
+            let mut printer = Printer::new(self.program, &self, vars.clone(), namer);
             let value = printer.expr(&assign.value, &mut ops).text();
             namer = printer.namer;
             if let Some(count) = self.counting.get(&assign.tensor) {

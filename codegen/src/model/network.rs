@@ -8,7 +8,7 @@ use super::types::{External, Group, Init, Network, Param, Schedule, Stage, Wire,
 use crate::diagnostics::{Code, Loc, Report};
 use crate::math::{Declared, Elem, Role};
 use crate::names;
-use crate::spec::entries::{self, Named, Str, Tensor};
+use crate::spec::entries::{self, Gradients, Named, StageGrid, Str, Tensor};
 use crate::spec::{Entry, Spec, loc_of};
 
 /// A model with its groups.
@@ -295,7 +295,7 @@ fn update_output(
 fn output_shape(stage: &Stage, output: &str) -> Option<(Vec<usize>, Elem)> {
     let declared = stage.declared.iter().find(|d| d.name == output && d.role == Role::Output)?;
     let mut shape = declared.shape.clone();
-    if let Some((_, steps)) = &stage.scan {
+    if let Some((_, steps)) = stage.scan.as_ref().or(stage.spread.as_ref()) {
         shape.insert(0, *steps);
     }
     Some((shape, declared.elem))
@@ -474,6 +474,7 @@ impl<'a> Resolver<'a> {
             None => None,
         };
         let carry = self.carry(keys, block);
+        let schedule = self.schedule(keys);
         let mut binder = Binder {
             r: self,
             block,
@@ -485,9 +486,13 @@ impl<'a> Resolver<'a> {
         binder.explicit_sizes();
         let wires = binder.wires(externals, batch, &carry);
         binder.other_sizes();
+        let spreads = binder.may_spread(&schedule);
+        let (scan, spread) = if spreads { (None, scan) } else { (scan, None) };
+        binder.scan = scan.as_ref().map(|s| s.1);
         let declared = binder.declare(&carry);
         binder.check_carried(&carry, &declared);
         let sizes = binder.sizes;
+        let batch = batch.saturating_mul(spread.as_ref().map_or(1, |s| s.1));
         self.check_elements(name, &loc, &declared, batch, scan.as_ref().map_or(1, |s| s.1));
         let before = self.report.len();
         let composed = compose::compose(spec, block, &sizes, &declared, scan.is_some(), self.report);
@@ -499,7 +504,7 @@ impl<'a> Resolver<'a> {
         self.used.extend(composed.blocks);
         let statements = composed.statements;
         let declared: Vec<Declared> = declared.into_iter().chain(composed.declared).collect();
-        let schedule = self.schedule(&keys.schedule, &declared);
+        self.check_gradients_key(&keys.schedule, &declared);
         let doc = block.keys.doc.clone();
         let block_loc = block.loc.clone();
         let block = block.name.clone();
@@ -510,6 +515,7 @@ impl<'a> Resolver<'a> {
             sizes,
             wires,
             scan,
+            spread,
             carry,
             declared,
             statements,
@@ -528,16 +534,21 @@ impl<'a> Resolver<'a> {
         keys.scan.as_ref().map(|scan| &scan.over).or(keys.each.as_ref())
     }
 
-    /// The stage's own keys win over the model's.
-    fn schedule(&mut self, own: &entries::Schedule, declared: &[Declared]) -> Schedule {
-        let all = &self.entry.keys.schedule;
-        if let Some(key) = own.gradients.as_ref().filter(|_| !declared.iter().any(|d| d.role == Role::Param)) {
-            self.report.push(Code::KeyIdle, &loc_of(self.file, key), "the stage has no parameter");
-        }
+    /// The stage's own keys win over the model's. What is applied to many values defers its gradients unless told otherwise: a
+    /// sample of the scratch would be summed over all of them.
+    fn schedule(&self, keys: &entries::Stage) -> Schedule {
+        let (own, all) = (&keys.schedule, &self.entry.keys.schedule);
+        let by_itself = if keys.each.is_some() { Gradients::Deferred } else { Gradients::default() };
         Schedule {
             threads: own.threads.as_ref().or(all.threads.as_ref()).map(|t| *t.get_ref()),
             grid: own.grid.or(all.grid).unwrap_or_default(),
-            gradients: own.gradients.as_ref().or(all.gradients.as_ref()).map(|g| *g.get_ref()).unwrap_or_default(),
+            gradients: own.gradients.as_ref().or(all.gradients.as_ref()).map_or(by_itself, |g| *g.get_ref()),
+        }
+    }
+
+    fn check_gradients_key(&mut self, own: &entries::Schedule, declared: &[Declared]) {
+        if let Some(key) = own.gradients.as_ref().filter(|_| !declared.iter().any(|d| d.role == Role::Param)) {
+            self.report.push(Code::KeyIdle, &loc_of(self.file, key), "the stage has no parameter");
         }
     }
 
@@ -986,6 +997,16 @@ impl<'a> Binder<'_, 'a> {
                 }
             }
         }
+    }
+
+    /// Whether each value that the block is applied to may have a CUDA block of its own: it then stands for a sample, so that
+    /// every input has a slice for it, and no sample has a gradient.
+    fn may_spread(&self, schedule: &Schedule) -> bool {
+        self.keys.each.is_some()
+            && self.keys.scan.is_none()
+            && schedule.grid == StageGrid::Batch
+            && schedule.gradients == Gradients::Deferred
+            && self.block.keys.input.keys().all(|name| self.sliced.contains(name.get_ref()))
     }
 
     fn declare(&mut self, carry: &[(String, String)]) -> Vec<Declared> {

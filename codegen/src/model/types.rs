@@ -300,6 +300,8 @@ pub struct Stage {
     pub wires: Vec<Wire>,
     /// Name of the scanned size and number of steps.
     pub scan: Option<(String, usize)>,
+    /// Size over which the block is applied without a carry, each value in a CUDA block of its own, and how many there are.
+    pub spread: Option<(String, usize)>,
     /// Input and the output it carries.
     pub carry: Vec<(String, String)>,
     /// All tensors of the equations.
@@ -323,6 +325,18 @@ pub struct Schedule {
     pub grid: StageGrid,
     /// How gradients of parameters are summed over the batch.
     pub gradients: Gradients,
+}
+
+impl Stage {
+    /// Extents that the batch and what the stage is spread over put in front of a tensor.
+    pub fn leading(&self, batch: usize) -> Vec<usize> {
+        std::iter::once(batch).chain(self.spread.iter().map(|(_, count)| *count)).collect()
+    }
+
+    /// CUDA blocks, where each takes one sample, or one value of what the stage is spread over.
+    pub fn samples(&self, batch: usize) -> usize {
+        self.leading(batch).iter().product()
+    }
 }
 
 /// An input of a stage and its source.

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::fission;
 use super::{BlockBody, Carry, Home, Item, Parallel, Param, Phase, memory_elem, outer_role};
+use super::{fission, lanes};
 use crate::math::{Assign, Elem, Expr, Node, Program, Role, TensorId, VarId};
 use crate::model::Schedule;
 use crate::spec::entries::StageGrid;
 
 /// Shared memory that a block may take without leave, in f32 elements.
 const SHARED_BUDGET: usize = 12 * 1024 - 256;
-/// Fewest and most threads a block is given by default.
+/// Fewest threads that a block is given by default, and most for what lies outside a scan.
 const THREADS: std::ops::RangeInclusive<usize> = 32..=256;
 
 /// Elements that a thread may take one after the other outside a scan.
@@ -32,11 +32,13 @@ pub(super) fn plan(
     schedule: &Schedule,
 ) -> Planned {
     let program = &fission::split(program);
-    let groups = Grouper::new(program).group();
+    let mut groups = Grouper::new(program).group();
+    lanes::choose(program, &mut groups);
     let mut planner =
         Planner { program, keep, scratch_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0 };
     planner.place(&groups);
     let threads = schedule.threads.unwrap_or_else(|| default_threads(program, &groups));
+    lanes::keep_parameters(program, &mut groups, threads);
     let single = schedule.grid == StageGrid::Single;
     let mut barriers = Barriers { program, homes: &planner.homes, pending: Pending::default() };
     if single {
@@ -90,18 +92,24 @@ fn scalar_name(read: &crate::math::ScalarRead) -> String {
 }
 
 fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
-    let size = |p: &Parallel| p.vars.iter().map(|v| program.vars[*v].extent).product::<usize>();
+    let size = |p: &Parallel| elements(program, p) * p.lanes;
     let looped = groups.iter().filter_map(|g| if let Grouped::Loop { body, .. } = g { Some(body) } else { None });
     let inside = looped.flatten().map(size).max();
     let all = groups.iter().filter_map(|g| if let Grouped::Parallel(p) = g { Some(size(p)) } else { None }).max();
     // Threads beyond those that a step employs make its barriers dearer; outside they share work that has few barriers.
-    let most = inside.unwrap_or(1).max(all.unwrap_or(1).div_ceil(ELEMENTS_A_THREAD)).next_multiple_of(32);
-    most.clamp(*THREADS.start(), *THREADS.end()) as u32
+    let outside = all.unwrap_or(1).div_ceil(ELEMENTS_A_THREAD).min(*THREADS.end());
+    let most = inside.unwrap_or(1).max(outside).next_multiple_of(32);
+    most.clamp(*THREADS.start(), lanes::MOST_THREADS) as u32
+}
+
+/// Elements of a phase's index space.
+pub(super) fn elements(program: &Program, phase: &Parallel) -> usize {
+    phase.vars.iter().map(|v| program.vars[*v].extent).product()
 }
 
 /// Phases before barriers.
 #[derive(Clone)]
-enum Grouped {
+pub(super) enum Grouped {
     Parallel(Parallel),
     Loop { var: VarId, reversed: bool, body: Vec<Parallel> },
 }
@@ -169,7 +177,7 @@ impl<'a> Grouper<'a> {
                     let renamed = renamed(&item, &vars, &group.vars);
                     group.items.push(renamed);
                 }
-                None => groups.push(Parallel { vars, items: vec![item] }),
+                None => groups.push(Parallel { vars, items: vec![item], lanes: 1, kept: Vec::new() }),
             }
         }
         groups
@@ -470,12 +478,14 @@ impl Barriers<'_> {
         p: &Parallel,
     ) -> (BTreeMap<TensorId, Option<Vec<usize>>>, BTreeMap<TensorId, Option<Vec<usize>>>) {
         let step = self.program.scan().map(|s| s.var);
-        let space: Vec<usize> = p.vars.iter().map(|v| self.program.vars[*v].extent).collect();
+        // Of lanes that share an element one alone stores it, so that to the others it is another thread's.
+        let extents = p.vars.iter().map(|v| self.program.vars[*v].extent);
+        let space: Option<Vec<usize>> = (p.lanes == 1).then(|| extents.collect());
         let mut made = BTreeSet::new();
         let (mut read, mut written) = (BTreeMap::new(), BTreeMap::new());
         for item in &p.items {
             for (tensor, index) in accesses(&item.assign.value) {
-                let own = is_own(&index, &p.vars, step).then(|| space.clone());
+                let own = space.clone().filter(|_| is_own(&index, &p.vars, step));
                 if self.is_visible(tensor) && !made.contains(&tensor) {
                     let known = read.entry(tensor).or_insert_with(|| own.clone());
                     if *known != own {
@@ -485,7 +495,7 @@ impl Barriers<'_> {
             }
             made.insert(item.assign.tensor);
             if self.is_visible(item.assign.tensor) {
-                written.insert(item.assign.tensor, Some(space.clone()));
+                written.insert(item.assign.tensor, space.clone());
             }
         }
         (read, written)

@@ -3,6 +3,7 @@
 mod block;
 mod deferred;
 mod fission;
+mod lanes;
 mod order;
 mod producer;
 mod stages;
@@ -196,6 +197,10 @@ pub struct Parallel {
     pub vars: Vec<VarId>,
     /// What is assigned, in order.
     pub items: Vec<Item>,
+    /// Threads that share each element: lanes of one warp, which split its sums between them. A power of 2.
+    pub lanes: usize,
+    /// Parameters of which each thread keeps its own part in registers through all steps of the scan around.
+    pub kept: Vec<TensorId>,
 }
 
 /// An assignment of a phase.

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use unio_interface::{Access, Elem as Memory, Role as Outer};
 
 use super::order::{Node, NodeCount, Place};
-use super::step::{DEFERRED, ELEMENT_THREADS, Planner, READ, REDUCED, SCRATCH, param_total, scratch_params, scratch_total};
+use super::step::{
+    DEFERRED, ELEMENT_THREADS, Planner, READ, REDUCED, SCRATCH, param_total, scratch_params, scratch_total,
+};
 use super::{BlockBody, Body, KernelPlan, Param, StageKernels, block, deferred, memory_elem};
 use crate::equations::{Reader, StageEquations};
 use crate::math::{Program, Role, TensorId};
@@ -36,7 +38,7 @@ impl Planner<'_> {
     }
 
     fn add_stage_buffers(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) {
-        let batched = |shape: &[usize]| std::iter::once(network.batch).chain(shape.iter().copied()).collect::<Vec<_>>();
+        let batched = |shape: &[usize]| [stage.leading(network.batch).as_slice(), shape].concat();
         for tensor in eq.forward.tensors.iter().filter(|t| t.role == Role::Output) {
             self.add_buffer(
                 &names::stage_value(&stage.name, &tensor.name),
@@ -67,7 +69,8 @@ impl Planner<'_> {
 
     fn add_forward(&mut self, network: &Network, stage: &Stage, eq: &StageEquations) -> usize {
         let keep = kept(eq);
-        let planned = block::plan(&eq.forward, &keep, network.batch, scratch_total(network), &stage.schedule);
+        let planned =
+            block::plan(&eq.forward, &keep, stage.samples(network.batch), scratch_total(network), &stage.schedule);
         let (kernel, args, needs) = self.add_block_kernel(network, stage, eq, planned, "forward");
         let mut gives: BTreeSet<String> = outputs(stage, eq).collect();
         gives.insert(READ.to_owned());
@@ -86,7 +89,7 @@ impl Planner<'_> {
             kernels.adjoint = Some(self.add_cotangents(network, stage, eq, program, &BTreeSet::new(), gives));
             return;
         }
-        let split = deferred::split(&adjoint.program, network.batch);
+        let split = deferred::split(&adjoint.program, stage.samples(network.batch));
         let kept = |id: &TensorId| names::stage_kept(&stage.name, "adjoint", &adjoint.program.tensors[*id].name);
         let gives = split.keep.iter().map(kept).collect();
         // Where nobody asks for a gradient but parameters that nothing depends on, there is nothing else to derive.
@@ -105,7 +108,7 @@ impl Planner<'_> {
         keep: &BTreeSet<TensorId>,
         mut gives: BTreeSet<String>,
     ) -> usize {
-        let planned = block::plan(program, keep, network.batch, scratch_total(network), &stage.schedule);
+        let planned = block::plan(program, keep, stage.samples(network.batch), scratch_total(network), &stage.schedule);
         let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, planned, "adjoint");
         needs.extend(outputs(stage, eq));
         gives.extend(eq.wanted.iter().map(|i| names::stage_cotangent(&stage.name, i)));
@@ -233,7 +236,7 @@ impl Planner<'_> {
                 (name, 0)
             }
             _ => {
-                let shape: Vec<usize> = std::iter::once(network.batch).chain(tensor.shape.iter().copied()).collect();
+                let shape = [stage.leading(network.batch).as_slice(), &tensor.shape].concat();
                 let name = names::stage_kept(&stage.name, what, &tensor.name);
                 self.add_buffer(&name, shape, memory_elem(tensor.elem));
                 (name, 0)

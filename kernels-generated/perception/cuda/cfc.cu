@@ -54,13 +54,54 @@ UNIO_KERNEL(32) perception_cfc_forward(
         h_s[j] = h_;
         h[j] = h_;
     }
+    real w_h_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            const int k = turn;
+            w_h_r[turn] = w_h[j * 16 + k];
+        }
+    }
+    real w_1_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            const int k = turn;
+            w_1_r[turn] = w_1[j * 16 + k];
+        }
+    }
+    real w_2_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            const int k = turn;
+            w_2_r[turn] = w_2[j * 16 + k];
+        }
+    }
+    real w_a_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            const int k = turn;
+            w_a_r[turn] = w_a[j * 16 + k];
+        }
+    }
+    real w_t_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            const int k = turn;
+            w_t_r[turn] = w_t[j * 16 + k];
+        }
+    }
     for (int step = 0; step <= 7; ++step) {
         __syncthreads();
         if (threadIdx.x < 16) {
             const int j = threadIdx.x;
             real acc = real(0);
-            for (int k = 0; k < 16; ++k) {
-                acc = unio_fma(w_h[j * 16 + k], h_s[k], acc);
+            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+                const int k = turn;
+                acc = unio_fma(w_h_r[turn], h_s[k], acc);
             }
             const real u_2_ = acc;
             const real u_3_ = unio_tanh(real(0.666) * (u_1_s[step * 16 + j] + u_2_ + b[j]));
@@ -73,28 +114,32 @@ UNIO_KERNEL(32) perception_cfc_forward(
         if (threadIdx.x < 16) {
             const int j = threadIdx.x;
             real acc = real(0);
-            for (int k = 0; k < 16; ++k) {
-                acc = unio_fma(w_1[j * 16 + k], u_s[k], acc);
+            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+                const int k = turn;
+                acc = unio_fma(w_1_r[turn], u_s[k], acc);
             }
             const real f_1_1_ = acc;
             const real f_1_ = unio_tanh(f_1_1_ + b_1[j]);
             f_1[step * 16 + j] = f_1_;
             real acc2 = real(0);
-            for (int k = 0; k < 16; ++k) {
-                acc2 = unio_fma(w_2[j * 16 + k], u_s[k], acc2);
+            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+                const int k = turn;
+                acc2 = unio_fma(w_2_r[turn], u_s[k], acc2);
             }
             const real f_2_1_ = acc2;
             const real f_2_ = unio_tanh(f_2_1_ + b_2[j]);
             f_2[step * 16 + j] = f_2_;
             real acc3 = real(0);
-            for (int k = 0; k < 16; ++k) {
-                acc3 = unio_fma(w_a[j * 16 + k], u_s[k], acc3);
+            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+                const int k = turn;
+                acc3 = unio_fma(w_a_r[turn], u_s[k], acc3);
             }
             const real t_a_1_ = acc3;
             const real t_a_ = t_a_1_ + b_a[j];
             real acc4 = real(0);
-            for (int k = 0; k < 16; ++k) {
-                acc4 = unio_fma(w_t[j * 16 + k], u_s[k], acc4);
+            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+                const int k = turn;
+                acc4 = unio_fma(w_t_r[turn], u_s[k], acc4);
             }
             const real t_b_1_ = acc4;
             const real t_b_ = t_b_1_ + b_t[j];
@@ -158,22 +203,62 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     s = s + size_t(blockIdx.x) * 128;
     u_3 = u_3 + size_t(blockIdx.x) * 128;
     d_h_next = d_h_next + size_t(blockIdx.x) * 128;
-    d_b_t = d_b_t + size_t(blockIdx.x) * 10985;
-    d_w_t = d_w_t + size_t(blockIdx.x) * 10985;
-    d_b_a = d_b_a + size_t(blockIdx.x) * 10985;
-    d_w_a = d_w_a + size_t(blockIdx.x) * 10985;
-    d_b_2 = d_b_2 + size_t(blockIdx.x) * 10985;
-    d_w_2 = d_w_2 + size_t(blockIdx.x) * 10985;
-    d_b_1 = d_b_1 + size_t(blockIdx.x) * 10985;
-    d_w_1 = d_w_1 + size_t(blockIdx.x) * 10985;
-    d_b = d_b + size_t(blockIdx.x) * 10985;
-    d_w_h = d_w_h + size_t(blockIdx.x) * 10985;
-    d_w_x = d_w_x + size_t(blockIdx.x) * 10985;
+    d_b_t = d_b_t + size_t(blockIdx.x) * 3103;
+    d_w_t = d_w_t + size_t(blockIdx.x) * 3103;
+    d_b_a = d_b_a + size_t(blockIdx.x) * 3103;
+    d_w_a = d_w_a + size_t(blockIdx.x) * 3103;
+    d_b_2 = d_b_2 + size_t(blockIdx.x) * 3103;
+    d_w_2 = d_w_2 + size_t(blockIdx.x) * 3103;
+    d_b_1 = d_b_1 + size_t(blockIdx.x) * 3103;
+    d_w_1 = d_w_1 + size_t(blockIdx.x) * 3103;
+    d_b = d_b + size_t(blockIdx.x) * 3103;
+    d_w_h = d_w_h + size_t(blockIdx.x) * 3103;
+    d_w_x = d_w_x + size_t(blockIdx.x) * 3103;
     d_x = d_x + size_t(blockIdx.x) * 128;
     if (threadIdx.x < 16) {
         const int k = threadIdx.x;
         const real d_h_carried_ = real(0);
         d_h_carried_s[k] = d_h_carried_;
+    }
+    real w_t_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            const int j2 = turn;
+            w_t_r[turn] = w_t[j2 * 16 + j];
+        }
+    }
+    real w_a_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            const int j2 = turn;
+            w_a_r[turn] = w_a[j2 * 16 + j];
+        }
+    }
+    real w_2_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            const int j2 = turn;
+            w_2_r[turn] = w_2[j2 * 16 + j];
+        }
+    }
+    real w_1_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            const int j2 = turn;
+            w_1_r[turn] = w_1[j2 * 16 + j];
+        }
+    }
+    real w_h_r[16];
+    if (threadIdx.x < 16) {
+        const int k = threadIdx.x;
+        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            const int j = turn;
+            w_h_r[turn] = w_h[j * 16 + k];
+        }
     }
     for (int step = 7; step >= 0; --step) {
         if (threadIdx.x < 16) {
@@ -195,20 +280,24 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
         if (threadIdx.x < 16) {
             const int j = threadIdx.x;
             real acc = real(0);
-            for (int j2 = 0; j2 < 16; ++j2) {
-                acc = unio_fma(d_s_part1_s[step * 16 + j2], w_t[j2 * 16 + j], acc);
+            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+                const int j2 = turn;
+                acc = unio_fma(d_s_part1_s[step * 16 + j2], w_t_r[turn], acc);
             }
             real acc2 = real(0);
-            for (int j2 = 0; j2 < 16; ++j2) {
-                acc2 = unio_fma(d_t_a_s[step * 16 + j2], w_a[j2 * 16 + j], acc2);
+            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+                const int j2 = turn;
+                acc2 = unio_fma(d_t_a_s[step * 16 + j2], w_a_r[turn], acc2);
             }
             real acc3 = real(0);
-            for (int j2 = 0; j2 < 16; ++j2) {
-                acc3 = unio_fma(d_f_2_part1_s[step * 16 + j2], w_2[j2 * 16 + j], acc3);
+            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+                const int j2 = turn;
+                acc3 = unio_fma(d_f_2_part1_s[step * 16 + j2], w_2_r[turn], acc3);
             }
             real acc4 = real(0);
-            for (int j2 = 0; j2 < 16; ++j2) {
-                acc4 = unio_fma(d_f_1_part1_s[step * 16 + j2], w_1[j2 * 16 + j], acc4);
+            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+                const int j2 = turn;
+                acc4 = unio_fma(d_f_1_part1_s[step * 16 + j2], w_1_r[turn], acc4);
             }
             const real d_u_ = acc + acc2 + acc3 + acc4;
             const real d_u_3_ = d_u_ * real(1.7159);
@@ -219,8 +308,9 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
         if (threadIdx.x < 16) {
             const int k = threadIdx.x;
             real acc = real(0);
-            for (int j = 0; j < 16; ++j) {
-                acc = unio_fma(d_u_3_part1_s[step * 16 + j], w_h[j * 16 + k], acc);
+            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+                const int j = turn;
+                acc = unio_fma(d_u_3_part1_s[step * 16 + j], w_h_r[turn], acc);
             }
             const real d_h_ = acc;
             const real d_h_carried_ = d_h_;

@@ -71,10 +71,10 @@ UNIO_KERNEL(32) perception_direction_adjoint(
     wide_y_1 = wide_y_1 + size_t(blockIdx.x) * 1;
     logit_1 = logit_1 + size_t(blockIdx.x) * 1;
     d_loss = d_loss + size_t(blockIdx.x) * 1;
-    d_b = d_b + size_t(blockIdx.x) * 10985;
-    d_w = d_w + size_t(blockIdx.x) * 10985;
+    d_b = d_b + size_t(blockIdx.x) * 3103;
+    d_w = d_w + size_t(blockIdx.x) * 3103;
     d_z = d_z + size_t(blockIdx.x) * 16;
-    d_wide_v = d_wide_v + size_t(blockIdx.x) * 10985;
+    d_wide_v = d_wide_v + size_t(blockIdx.x) * 3103;
     if (threadIdx.x == 0) {
         const real wide_y_ = real(10) * wide_y_1[0];
         const real logit_ = logit_1[0] + wide_y_ + b[0];

@@ -37,7 +37,7 @@ UNIO_KERNEL(32) perception_join_adjoint(
     d_z_2 = d_z_2 + size_t(blockIdx.x) * 16;
     d_z_3 = d_z_3 + size_t(blockIdx.x) * 16;
     d_today = d_today + size_t(blockIdx.x) * 128;
-    d_gain = d_gain + size_t(blockIdx.x) * 10985;
+    d_gain = d_gain + size_t(blockIdx.x) * 3103;
     d_past = d_past + size_t(blockIdx.x) * 16;
     if (threadIdx.x < 16) {
         const int h = threadIdx.x;

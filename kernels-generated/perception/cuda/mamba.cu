@@ -313,16 +313,16 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     r_3 = r_3 + size_t(blockIdx.x) * 8;
     d_y = d_y + size_t(blockIdx.x) * 128;
     d_x = d_x + size_t(blockIdx.x) * 128;
-    d_w_out = d_w_out + size_t(blockIdx.x) * 10985;
-    d_gamma = d_gamma + size_t(blockIdx.x) * 10985;
-    d_head_d_skip = d_head_d_skip + size_t(blockIdx.x) * 10985;
-    d_head_dt_bias = d_head_dt_bias + size_t(blockIdx.x) * 10985;
-    d_w_dt = d_w_dt + size_t(blockIdx.x) * 10985;
-    d_w_c = d_w_c + size_t(blockIdx.x) * 10985;
-    d_w_b = d_w_b + size_t(blockIdx.x) * 10985;
-    d_w_v = d_w_v + size_t(blockIdx.x) * 10985;
-    d_w_z = d_w_z + size_t(blockIdx.x) * 10985;
-    d_head_a_log = d_head_a_log + size_t(blockIdx.x) * 10985;
+    d_w_out = d_w_out + size_t(blockIdx.x) * 3103;
+    d_gamma = d_gamma + size_t(blockIdx.x) * 3103;
+    d_head_d_skip = d_head_d_skip + size_t(blockIdx.x) * 3103;
+    d_head_dt_bias = d_head_dt_bias + size_t(blockIdx.x) * 3103;
+    d_w_dt = d_w_dt + size_t(blockIdx.x) * 3103;
+    d_w_c = d_w_c + size_t(blockIdx.x) * 3103;
+    d_w_b = d_w_b + size_t(blockIdx.x) * 3103;
+    d_w_v = d_w_v + size_t(blockIdx.x) * 3103;
+    d_w_z = d_w_z + size_t(blockIdx.x) * 3103;
+    d_head_a_log = d_head_a_log + size_t(blockIdx.x) * 3103;
     if (threadIdx.x < 128) {
         const int e = threadIdx.x;
         const int step = e / 16;
@@ -352,18 +352,22 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         d_q_s[step * 16 + g * 8 + p] = d_q_;
     }
     __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
+    if (threadIdx.x < 16) {
+        const int step = threadIdx.x / 2;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
         for (int g = 0; g < 2; ++g) {
-            for (int p = 0; p < 8; ++p) {
+            for (int p = lane; p < 8; p += 2) {
                 acc = unio_fma(d_q_s[step * 16 + g * 8 + p], gamma[g * 8 + p] * s[step * 16 + g * 8 + p], acc);
             }
         }
+        acc = unio_lanes_sum<2>(acc);
         const real d_r_ = acc;
         const real d_r_3_ = -(d_r_ * r[step] / r_3[step]);
         const real d_r_2_ = d_r_3_ * (real(0.5) / r_3[step]) * real(0.5);
-        d_r_2_s[step] = d_r_2_;
+        if (lane == 0) {
+            d_r_2_s[step] = d_r_2_;
+        }
     }
     __syncthreads();
     if (threadIdx.x < 16) {
@@ -509,14 +513,18 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const real d_x_ = d_y_total_s[step * 16 + i] + acc + acc2 + acc3 + acc4 + acc5;
         d_x[step * 16 + i] = d_x_;
     }
-    if (threadIdx.x < 2) {
-        const int g = threadIdx.x;
+    if (threadIdx.x < 4) {
+        const int g = threadIdx.x / 2;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
+        for (int step = lane; step < 8; step += 2) {
             acc = unio_fma(d_head_decay_s[step * 2 + g] * head_decay[step * 2 + g], -head_delta[step * 2 + g], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real d_head_decay_1_ = acc;
-        d_head_decay_1_s[g] = d_head_decay_1_;
+        if (lane == 0) {
+            d_head_decay_1_s[g] = d_head_decay_1_;
+        }
     }
     if (threadIdx.x < 16) {
         const int e = threadIdx.x;
@@ -585,23 +593,33 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const real d_w_z_ = acc2;
         d_w_z[g * 128 + p * 16 + i] = d_w_z_;
     }
-    if (threadIdx.x < 2) {
-        const int g = threadIdx.x;
+    __syncthreads();
+    if (threadIdx.x < 4) {
+        const int g = threadIdx.x / 2;
+        const int lane = threadIdx.x % 2;
         const real d_head_a_log_ = d_head_decay_1_s[g] * head_decay_1[g];
-        d_head_a_log[g] = d_head_a_log_;
+        if (lane == 0) {
+            d_head_a_log[g] = d_head_a_log_;
+        }
         real acc = real(0);
         for (int step = 0; step < 8; ++step) {
-            for (int p = 0; p < 8; ++p) {
+            for (int p = lane; p < 8; p += 2) {
                 acc = unio_fma(d_head_y_s[step * 16 + g * 8 + p], v[step * 16 + g * 8 + p], acc);
             }
         }
+        acc = unio_lanes_sum<2>(acc);
         const real d_head_d_skip_ = acc;
-        d_head_d_skip[g] = d_head_d_skip_;
+        if (lane == 0) {
+            d_head_d_skip[g] = d_head_d_skip_;
+        }
         real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
+        for (int step = lane; step < 8; step += 2) {
             acc2 = acc2 + d_head_delta_part1_s[step * 2 + g];
         }
+        acc2 = unio_lanes_sum<2>(acc2);
         const real d_head_dt_bias_ = acc2;
-        d_head_dt_bias[g] = d_head_dt_bias_;
+        if (lane == 0) {
+            d_head_dt_bias[g] = d_head_dt_bias_;
+        }
     }
 }

@@ -39,23 +39,31 @@ UNIO_KERNEL(32) perception_pool_forward(
         t[k * 16 + a] = t_;
     }
     __syncthreads();
-    if (threadIdx.x < 8) {
-        const int k = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int k = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int a = 0; a < 16; ++a) {
+        for (int a = lane; a < 16; a += 4) {
             acc = unio_fma(v[a], t_s[k * 16 + a], acc);
         }
+        acc = unio_lanes_sum<4>(acc);
         const real e_ = acc;
-        e_s[k] = e_;
+        if (lane == 0) {
+            e_s[k] = e_;
+        }
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 2) {
+        const int lane = threadIdx.x % 2;
         real acc = -real(unio_inf());
-        for (int k = 0; k < 8; ++k) {
+        for (int k = lane; k < 8; k += 2) {
             acc = unio_max(acc, e_s[k]);
         }
+        acc = unio_lanes_max<2>(acc);
         const real alpha_1_ = acc;
-        alpha_1_s[0] = alpha_1_;
+        if (lane == 0) {
+            alpha_1_s[0] = alpha_1_;
+        }
     }
     __syncthreads();
     if (threadIdx.x < 8) {
@@ -65,14 +73,18 @@ UNIO_KERNEL(32) perception_pool_forward(
         alpha_2[k] = alpha_2_;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 2) {
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int k = 0; k < 8; ++k) {
+        for (int k = lane; k < 8; k += 2) {
             acc = acc + alpha_2_s[k];
         }
+        acc = unio_lanes_sum<2>(acc);
         const real alpha_3_ = acc;
-        alpha_3_s[0] = alpha_3_;
-        alpha_3[0] = alpha_3_;
+        if (lane == 0) {
+            alpha_3_s[0] = alpha_3_;
+            alpha_3[0] = alpha_3_;
+        }
     }
     __syncthreads();
     if (threadIdx.x < 8) {
@@ -121,32 +133,40 @@ UNIO_KERNEL(64) perception_pool_adjoint(
     alpha_3 = alpha_3 + size_t(blockIdx.x) * 1;
     d_z = d_z + size_t(blockIdx.x) * 16;
     d_h = d_h + size_t(blockIdx.x) * 128;
-    d_v = d_v + size_t(blockIdx.x) * 10985;
-    d_b = d_b + size_t(blockIdx.x) * 10985;
-    d_w = d_w + size_t(blockIdx.x) * 10985;
+    d_v = d_v + size_t(blockIdx.x) * 3103;
+    d_b = d_b + size_t(blockIdx.x) * 3103;
+    d_w = d_w + size_t(blockIdx.x) * 3103;
     if (threadIdx.x < 16) {
         const int i = threadIdx.x;
         const real d_z_total_ = d_z[i];
         d_z_total_s[i] = d_z_total_;
     }
     __syncthreads();
-    if (threadIdx.x < 8) {
-        const int k = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int k = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
+        for (int i = lane; i < 16; i += 4) {
             acc = unio_fma(d_z_total_s[i], h[k * 16 + i], acc);
         }
+        acc = unio_lanes_sum<4>(acc);
         const real d_alpha_ = acc;
-        d_alpha_s[k] = d_alpha_;
+        if (lane == 0) {
+            d_alpha_s[k] = d_alpha_;
+        }
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 2) {
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int k = 0; k < 8; ++k) {
+        for (int k = lane; k < 8; k += 2) {
             acc = acc + -(d_alpha_s[k] * alpha[k] / alpha_3[0]);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real d_alpha_3_ = acc;
-        d_alpha_3_s[0] = d_alpha_3_;
+        if (lane == 0) {
+            d_alpha_3_s[0] = d_alpha_3_;
+        }
     }
     __syncthreads();
     if (threadIdx.x < 8) {

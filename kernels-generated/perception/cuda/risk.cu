@@ -61,10 +61,10 @@ UNIO_KERNEL(32) perception_risk_adjoint(
     z = z + size_t(blockIdx.x) * 16;
     y = y + size_t(blockIdx.x) * 1;
     d_loss = d_loss + size_t(blockIdx.x) * 1;
-    d_b = d_b + size_t(blockIdx.x) * 10985;
-    d_w = d_w + size_t(blockIdx.x) * 10985;
+    d_b = d_b + size_t(blockIdx.x) * 3103;
+    d_w = d_w + size_t(blockIdx.x) * 3103;
     d_z = d_z + size_t(blockIdx.x) * 16;
-    d_wide_v = d_wide_v + size_t(blockIdx.x) * 10985;
+    d_wide_v = d_wide_v + size_t(blockIdx.x) * 3103;
     if (threadIdx.x == 0) {
         const real e_ = unio_abs(y[0] - target[0]);
         const real d_loss_total_ = d_loss[0];

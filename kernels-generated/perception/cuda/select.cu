@@ -4,7 +4,7 @@
 // Variable selection network: each variable through a network of its own, mixed by weights that all of them
 // decide.
 // From `select` in unio:common/vsn.toml.
-UNIO_KERNEL(192) perception_select_forward(
+UNIO_KERNEL(32) perception_select_forward(
     UNIO_IN(real, x),
     UNIO_OUT(real, mask),
     UNIO_OUT(real, y),
@@ -55,321 +55,313 @@ UNIO_KERNEL(192) perception_select_forward(
     UNIO_OUT(real, variable_norm_r_2)
 ) {
     UNIO_SHARED(real, mask_s, 0 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_y_s, 48 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_y_s, 96 * sizeof(real));
-    UNIO_SHARED(real, all_s, 864 * sizeof(real));
-    UNIO_SHARED(real, choice_eta_2_s, 1008 * sizeof(real));
-    UNIO_SHARED(real, choice_eta_1_s, 1136 * sizeof(real));
-    UNIO_SHARED(real, choice_s_s, 1264 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_m_s, 1312 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_d_s, 1320 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_r_s, 1368 * sizeof(real));
-    UNIO_SHARED(real, variable_eta_2_s, 1376 * sizeof(real));
-    UNIO_SHARED(real, variable_eta_1_s, 2144 * sizeof(real));
-    UNIO_SHARED(real, variable_skip_s, 2912 * sizeof(real));
-    UNIO_SHARED(real, variable_s_s, 3680 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_m_s, 4448 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_d_s, 4496 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_r_s, 5264 * sizeof(real));
-    UNIO_SHARED(real, mask_1_s, 5312 * sizeof(real));
-    UNIO_SHARED(real, mask_2_s, 5320 * sizeof(real));
-    UNIO_SHARED(real, mask_3_s, 5368 * sizeof(real));
-    x = x + size_t(blockIdx.x) * 144;
-    mask = mask + size_t(blockIdx.x) * 48;
-    y = y + size_t(blockIdx.x) * 128;
-    all = all + size_t(blockIdx.x) * 144;
-    choice_gated_gate = choice_gated_gate + size_t(blockIdx.x) * 48;
-    choice_norm_r = choice_norm_r + size_t(blockIdx.x) * 8;
-    variable_gated_gate = variable_gated_gate + size_t(blockIdx.x) * 768;
-    variable_norm_r = variable_norm_r + size_t(blockIdx.x) * 48;
-    choice_eta_2_1 = choice_eta_2_1 + size_t(blockIdx.x) * 128;
-    choice_eta_2_2 = choice_eta_2_2 + size_t(blockIdx.x) * 128;
-    choice_eta_1_1 = choice_eta_1_1 + size_t(blockIdx.x) * 128;
-    choice_skip_1 = choice_skip_1 + size_t(blockIdx.x) * 48;
-    choice_gated_y_1 = choice_gated_y_1 + size_t(blockIdx.x) * 48;
-    choice_norm_m_1 = choice_norm_m_1 + size_t(blockIdx.x) * 8;
-    choice_norm_r_2 = choice_norm_r_2 + size_t(blockIdx.x) * 8;
-    mask_2 = mask_2 + size_t(blockIdx.x) * 48;
-    mask_3 = mask_3 + size_t(blockIdx.x) * 8;
-    variable_eta_2_1 = variable_eta_2_1 + size_t(blockIdx.x) * 768;
-    variable_eta_2_2 = variable_eta_2_2 + size_t(blockIdx.x) * 768;
-    variable_eta_1_1 = variable_eta_1_1 + size_t(blockIdx.x) * 768;
-    variable_skip_1 = variable_skip_1 + size_t(blockIdx.x) * 768;
-    variable_gated_y_1 = variable_gated_y_1 + size_t(blockIdx.x) * 768;
-    variable_norm_m_1 = variable_norm_m_1 + size_t(blockIdx.x) * 48;
-    variable_norm_r_2 = variable_norm_r_2 + size_t(blockIdx.x) * 48;
-    if (threadIdx.x < 144) {
-        const int e = threadIdx.x;
-        const int step = e / 18;
-        const int f = e % 18;
-        const real all_ = x[step * 18 + unio_row(f / 3, 6) * 3 + unio_row(f - f / 3 * 3, 3)];
-        all_s[step * 18 + f] = all_;
-        all[step * 18 + f] = all_;
+    UNIO_SHARED(real, choice_norm_y_s, 6 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_y_s, 12 * sizeof(real));
+    UNIO_SHARED(real, all_s, 108 * sizeof(real));
+    UNIO_SHARED(real, choice_eta_2_s, 126 * sizeof(real));
+    UNIO_SHARED(real, choice_eta_1_s, 142 * sizeof(real));
+    UNIO_SHARED(real, choice_s_s, 158 * sizeof(real));
+    UNIO_SHARED(real, choice_norm_m_s, 164 * sizeof(real));
+    UNIO_SHARED(real, choice_norm_d_s, 165 * sizeof(real));
+    UNIO_SHARED(real, choice_norm_r_s, 171 * sizeof(real));
+    UNIO_SHARED(real, variable_eta_2_s, 172 * sizeof(real));
+    UNIO_SHARED(real, variable_eta_1_s, 268 * sizeof(real));
+    UNIO_SHARED(real, variable_skip_s, 364 * sizeof(real));
+    UNIO_SHARED(real, variable_s_s, 460 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_m_s, 556 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_d_s, 562 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_r_s, 658 * sizeof(real));
+    UNIO_SHARED(real, mask_1_s, 664 * sizeof(real));
+    UNIO_SHARED(real, mask_2_s, 665 * sizeof(real));
+    UNIO_SHARED(real, mask_3_s, 671 * sizeof(real));
+    x = x + size_t(blockIdx.x) * 18;
+    mask = mask + size_t(blockIdx.x) * 6;
+    y = y + size_t(blockIdx.x) * 16;
+    all = all + size_t(blockIdx.x) * 18;
+    choice_gated_gate = choice_gated_gate + size_t(blockIdx.x) * 6;
+    choice_norm_r = choice_norm_r + size_t(blockIdx.x) * 1;
+    variable_gated_gate = variable_gated_gate + size_t(blockIdx.x) * 96;
+    variable_norm_r = variable_norm_r + size_t(blockIdx.x) * 6;
+    choice_eta_2_1 = choice_eta_2_1 + size_t(blockIdx.x) * 16;
+    choice_eta_2_2 = choice_eta_2_2 + size_t(blockIdx.x) * 16;
+    choice_eta_1_1 = choice_eta_1_1 + size_t(blockIdx.x) * 16;
+    choice_skip_1 = choice_skip_1 + size_t(blockIdx.x) * 6;
+    choice_gated_y_1 = choice_gated_y_1 + size_t(blockIdx.x) * 6;
+    choice_norm_m_1 = choice_norm_m_1 + size_t(blockIdx.x) * 1;
+    choice_norm_r_2 = choice_norm_r_2 + size_t(blockIdx.x) * 1;
+    mask_2 = mask_2 + size_t(blockIdx.x) * 6;
+    mask_3 = mask_3 + size_t(blockIdx.x) * 1;
+    variable_eta_2_1 = variable_eta_2_1 + size_t(blockIdx.x) * 96;
+    variable_eta_2_2 = variable_eta_2_2 + size_t(blockIdx.x) * 96;
+    variable_eta_1_1 = variable_eta_1_1 + size_t(blockIdx.x) * 96;
+    variable_skip_1 = variable_skip_1 + size_t(blockIdx.x) * 96;
+    variable_gated_y_1 = variable_gated_y_1 + size_t(blockIdx.x) * 96;
+    variable_norm_m_1 = variable_norm_m_1 + size_t(blockIdx.x) * 6;
+    variable_norm_r_2 = variable_norm_r_2 + size_t(blockIdx.x) * 6;
+    if (threadIdx.x < 18) {
+        const int f = threadIdx.x;
+        const real all_ = x[unio_row(f / 3, 6) * 3 + unio_row(f - f / 3 * 3, 3)];
+        all_s[f] = all_;
+        all[f] = all_;
     }
     __syncthreads();
-    if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
-        const int h = e % 16;
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
         real acc = real(0);
         for (int i = 0; i < 18; ++i) {
-            acc = unio_fma(choice_w_2[h * 18 + i], all_s[step * 18 + i], acc);
+            acc = unio_fma(choice_w_2[h * 18 + i], all_s[i], acc);
         }
         const real choice_eta_2_1_ = acc;
-        choice_eta_2_1[step * 16 + h] = choice_eta_2_1_;
+        choice_eta_2_1[h] = choice_eta_2_1_;
         const real choice_eta_2_2_ = unio_exp(choice_eta_2_1_ + choice_b_2[h] > real(0) ? real(0) : choice_eta_2_1_ + choice_b_2[h]);
-        choice_eta_2_2[step * 16 + h] = choice_eta_2_2_;
+        choice_eta_2_2[h] = choice_eta_2_2_;
         const real choice_eta_2_ = choice_eta_2_1_ + choice_b_2[h] > real(0) ? choice_eta_2_1_ + choice_b_2[h] : choice_eta_2_2_ - real(1);
-        choice_eta_2_s[step * 16 + h] = choice_eta_2_;
+        choice_eta_2_s[h] = choice_eta_2_;
     }
     __syncthreads();
-    if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
-        const int h = e % 16;
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
         real acc = real(0);
         for (int k = 0; k < 16; ++k) {
-            acc = unio_fma(choice_w_1[h * 16 + k], choice_eta_2_s[step * 16 + k], acc);
+            acc = unio_fma(choice_w_1[h * 16 + k], choice_eta_2_s[k], acc);
         }
         const real choice_eta_1_1_ = acc;
-        choice_eta_1_1[step * 16 + h] = choice_eta_1_1_;
+        choice_eta_1_1[h] = choice_eta_1_1_;
         const real choice_eta_1_ = choice_eta_1_1_ + choice_b_1[h];
-        choice_eta_1_s[step * 16 + h] = choice_eta_1_;
+        choice_eta_1_s[h] = choice_eta_1_;
     }
     __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int o = e % 6;
+    if (threadIdx.x < 24) {
+        const int o = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = 0; i < 18; ++i) {
-            acc = unio_fma(choice_w_skip[o * 18 + i], all_s[step * 18 + i], acc);
+        for (int i = lane; i < 18; i += 4) {
+            acc = unio_fma(choice_w_skip[o * 18 + i], all_s[i], acc);
         }
+        acc = unio_lanes_sum<4>(acc);
         const real choice_skip_1_ = acc;
-        choice_skip_1[step * 6 + o] = choice_skip_1_;
+        if (lane == 0) {
+            choice_skip_1[o] = choice_skip_1_;
+        }
         const real choice_skip_ = choice_skip_1_ + choice_b_skip[o];
         real acc2 = real(0);
-        for (int h = 0; h < 16; ++h) {
-            acc2 = unio_fma(choice_gated_w_gate[o * 16 + h], choice_eta_1_s[step * 16 + h], acc2);
+        for (int h = lane; h < 16; h += 4) {
+            acc2 = unio_fma(choice_gated_w_gate[o * 16 + h], choice_eta_1_s[h], acc2);
         }
+        acc2 = unio_lanes_sum<4>(acc2);
         const real choice_gated_gate_1_ = acc2;
         const real choice_gated_gate_ = unio_sigmoid(choice_gated_gate_1_ + choice_gated_b_gate[o]);
-        choice_gated_gate[step * 6 + o] = choice_gated_gate_;
-        real acc3 = real(0);
-        for (int h = 0; h < 16; ++h) {
-            acc3 = unio_fma(choice_gated_w[o * 16 + h], choice_eta_1_s[step * 16 + h], acc3);
+        if (lane == 0) {
+            choice_gated_gate[o] = choice_gated_gate_;
         }
+        real acc3 = real(0);
+        for (int h = lane; h < 16; h += 4) {
+            acc3 = unio_fma(choice_gated_w[o * 16 + h], choice_eta_1_s[h], acc3);
+        }
+        acc3 = unio_lanes_sum<4>(acc3);
         const real choice_gated_y_1_ = acc3;
-        choice_gated_y_1[step * 6 + o] = choice_gated_y_1_;
+        if (lane == 0) {
+            choice_gated_y_1[o] = choice_gated_y_1_;
+        }
         const real choice_gated_y_ = choice_gated_gate_ * (choice_gated_y_1_ + choice_gated_b[o]);
         const real choice_s_ = choice_skip_ + choice_gated_y_;
-        choice_s_s[step * 6 + o] = choice_s_;
+        if (lane == 0) {
+            choice_s_s[o] = choice_s_;
+        }
     }
     __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
+    if (threadIdx.x == 0) {
         real acc = real(0);
         for (int i = 0; i < 6; ++i) {
-            acc = acc + choice_s_s[step * 6 + i];
+            acc = acc + choice_s_s[i];
         }
         const real choice_norm_m_1_ = acc;
-        choice_norm_m_1[step] = choice_norm_m_1_;
+        choice_norm_m_1[0] = choice_norm_m_1_;
         const real choice_norm_m_ = choice_norm_m_1_ * real(0.16666666666666666);
-        choice_norm_m_s[step] = choice_norm_m_;
+        choice_norm_m_s[0] = choice_norm_m_;
     }
     __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int i = e % 6;
-        const real choice_norm_d_ = choice_s_s[step * 6 + i] - choice_norm_m_s[step];
-        choice_norm_d_s[step * 6 + i] = choice_norm_d_;
+    if (threadIdx.x < 6) {
+        const int i = threadIdx.x;
+        const real choice_norm_d_ = choice_s_s[i] - choice_norm_m_s[0];
+        choice_norm_d_s[i] = choice_norm_d_;
     }
     __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
+    if (threadIdx.x == 0) {
         real acc = real(0);
         for (int i = 0; i < 6; ++i) {
-            acc = unio_fma(choice_norm_d_s[step * 6 + i], choice_norm_d_s[step * 6 + i], acc);
+            acc = unio_fma(choice_norm_d_s[i], choice_norm_d_s[i], acc);
         }
         const real choice_norm_r_1_ = acc;
         const real choice_norm_r_2_ = unio_sqrt(unio_fma(choice_norm_r_1_, real(0.16666666666666666), real(1e-5)));
-        choice_norm_r_2[step] = choice_norm_r_2_;
+        choice_norm_r_2[0] = choice_norm_r_2_;
         const real choice_norm_r_ = real(1) / choice_norm_r_2_;
-        choice_norm_r_s[step] = choice_norm_r_;
-        choice_norm_r[step] = choice_norm_r_;
+        choice_norm_r_s[0] = choice_norm_r_;
+        choice_norm_r[0] = choice_norm_r_;
     }
     __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int i = e % 6;
-        const real choice_norm_y_ = unio_fma(choice_norm_gamma[i], choice_norm_d_s[step * 6 + i] * choice_norm_r_s[step], choice_norm_beta[i]);
-        choice_norm_y_s[step * 6 + i] = choice_norm_y_;
+    if (threadIdx.x < 6) {
+        const int i = threadIdx.x;
+        const real choice_norm_y_ = unio_fma(choice_norm_gamma[i], choice_norm_d_s[i] * choice_norm_r_s[0], choice_norm_beta[i]);
+        choice_norm_y_s[i] = choice_norm_y_;
     }
     __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
+    if (threadIdx.x == 0) {
         real acc = -real(unio_inf());
         for (int m = 0; m < 6; ++m) {
-            acc = unio_max(acc, choice_norm_y_s[step * 6 + m]);
+            acc = unio_max(acc, choice_norm_y_s[m]);
         }
         const real mask_1_ = acc;
-        mask_1_s[step] = mask_1_;
+        mask_1_s[0] = mask_1_;
     }
     __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int m = e % 6;
-        const real mask_2_ = unio_exp(choice_norm_y_s[step * 6 + m] - mask_1_s[step]);
-        mask_2_s[step * 6 + m] = mask_2_;
-        mask_2[step * 6 + m] = mask_2_;
+    if (threadIdx.x < 6) {
+        const int m = threadIdx.x;
+        const real mask_2_ = unio_exp(choice_norm_y_s[m] - mask_1_s[0]);
+        mask_2_s[m] = mask_2_;
+        mask_2[m] = mask_2_;
     }
     __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
+    if (threadIdx.x == 0) {
         real acc = real(0);
         for (int m = 0; m < 6; ++m) {
-            acc = acc + mask_2_s[step * 6 + m];
+            acc = acc + mask_2_s[m];
         }
         const real mask_3_ = acc;
-        mask_3_s[step] = mask_3_;
-        mask_3[step] = mask_3_;
+        mask_3_s[0] = mask_3_;
+        mask_3[0] = mask_3_;
     }
     __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int m = e % 6;
-        const real mask_ = mask_2_s[step * 6 + m] / mask_3_s[step];
-        mask_s[step * 6 + m] = mask_;
-        mask[step * 6 + m] = mask_;
+    if (threadIdx.x < 6) {
+        const int m = threadIdx.x;
+        const real mask_ = mask_2_s[m] / mask_3_s[0];
+        mask_s[m] = mask_;
+        mask[m] = mask_;
     }
-    for (int e = threadIdx.x; e < 768; e += 192) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
         const int h = e % 16;
         real acc = real(0);
         for (int i = 0; i < 3; ++i) {
-            acc = unio_fma(variable_w_2[m * 48 + h * 3 + i], x[step * 18 + m * 3 + i], acc);
+            acc = unio_fma(variable_w_2[m * 48 + h * 3 + i], x[m * 3 + i], acc);
         }
         const real variable_eta_2_1_ = acc;
-        variable_eta_2_1[step * 96 + m * 16 + h] = variable_eta_2_1_;
+        variable_eta_2_1[m * 16 + h] = variable_eta_2_1_;
         const real variable_eta_2_2_ = unio_exp(variable_eta_2_1_ + variable_b_2[m * 16 + h] > real(0) ? real(0) : variable_eta_2_1_ + variable_b_2[m * 16 + h]);
-        variable_eta_2_2[step * 96 + m * 16 + h] = variable_eta_2_2_;
+        variable_eta_2_2[m * 16 + h] = variable_eta_2_2_;
         const real variable_eta_2_ = variable_eta_2_1_ + variable_b_2[m * 16 + h] > real(0) ? variable_eta_2_1_ + variable_b_2[m * 16 + h] : variable_eta_2_2_ - real(1);
-        variable_eta_2_s[step * 96 + m * 16 + h] = variable_eta_2_;
+        variable_eta_2_s[m * 16 + h] = variable_eta_2_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 768; e += 192) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
         const int h = e % 16;
         real acc = real(0);
         for (int k = 0; k < 16; ++k) {
-            acc = unio_fma(variable_w_1[m * 256 + h * 16 + k], variable_eta_2_s[step * 96 + m * 16 + k], acc);
+            acc = unio_fma(variable_w_1[m * 256 + h * 16 + k], variable_eta_2_s[m * 16 + k], acc);
         }
         const real variable_eta_1_1_ = acc;
-        variable_eta_1_1[step * 96 + m * 16 + h] = variable_eta_1_1_;
+        variable_eta_1_1[m * 16 + h] = variable_eta_1_1_;
         const real variable_eta_1_ = variable_eta_1_1_ + variable_b_1[m * 16 + h];
-        variable_eta_1_s[step * 96 + m * 16 + h] = variable_eta_1_;
+        variable_eta_1_s[m * 16 + h] = variable_eta_1_;
         real acc2 = real(0);
         for (int i = 0; i < 3; ++i) {
-            acc2 = unio_fma(variable_w_skip[m * 48 + h * 3 + i], x[step * 18 + m * 3 + i], acc2);
+            acc2 = unio_fma(variable_w_skip[m * 48 + h * 3 + i], x[m * 3 + i], acc2);
         }
         const real variable_skip_1_ = acc2;
-        variable_skip_1[step * 96 + m * 16 + h] = variable_skip_1_;
+        variable_skip_1[m * 16 + h] = variable_skip_1_;
         const real variable_skip_ = variable_skip_1_ + variable_b_skip[m * 16 + h];
-        variable_skip_s[step * 96 + m * 16 + h] = variable_skip_;
+        variable_skip_s[m * 16 + h] = variable_skip_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 768; e += 192) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
         const int o = e % 16;
         real acc = real(0);
         for (int h = 0; h < 16; ++h) {
-            acc = unio_fma(variable_gated_w_gate[m * 256 + o * 16 + h], variable_eta_1_s[step * 96 + m * 16 + h], acc);
+            acc = unio_fma(variable_gated_w_gate[m * 256 + o * 16 + h], variable_eta_1_s[m * 16 + h], acc);
         }
         const real variable_gated_gate_1_ = acc;
         const real variable_gated_gate_ = unio_sigmoid(variable_gated_gate_1_ + variable_gated_b_gate[m * 16 + o]);
-        variable_gated_gate[step * 96 + m * 16 + o] = variable_gated_gate_;
+        variable_gated_gate[m * 16 + o] = variable_gated_gate_;
         real acc2 = real(0);
         for (int h = 0; h < 16; ++h) {
-            acc2 = unio_fma(variable_gated_w[m * 256 + o * 16 + h], variable_eta_1_s[step * 96 + m * 16 + h], acc2);
+            acc2 = unio_fma(variable_gated_w[m * 256 + o * 16 + h], variable_eta_1_s[m * 16 + h], acc2);
         }
         const real variable_gated_y_1_ = acc2;
-        variable_gated_y_1[step * 96 + m * 16 + o] = variable_gated_y_1_;
+        variable_gated_y_1[m * 16 + o] = variable_gated_y_1_;
         const real variable_gated_y_ = variable_gated_gate_ * (variable_gated_y_1_ + variable_gated_b[m * 16 + o]);
-        const real variable_s_ = variable_skip_s[step * 96 + m * 16 + o] + variable_gated_y_;
-        variable_s_s[step * 96 + m * 16 + o] = variable_s_;
+        const real variable_s_ = variable_skip_s[m * 16 + o] + variable_gated_y_;
+        variable_s_s[m * 16 + o] = variable_s_;
     }
     __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int m = e % 6;
+    if (threadIdx.x < 24) {
+        const int m = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = acc + variable_s_s[step * 96 + m * 16 + i];
+        for (int i = lane; i < 16; i += 4) {
+            acc = acc + variable_s_s[m * 16 + i];
         }
+        acc = unio_lanes_sum<4>(acc);
         const real variable_norm_m_1_ = acc;
-        variable_norm_m_1[step * 6 + m] = variable_norm_m_1_;
-        const real variable_norm_m_ = variable_norm_m_1_ * real(0.0625);
-        variable_norm_m_s[step * 6 + m] = variable_norm_m_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 768; e += 192) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
-        const int i = e % 16;
-        const real variable_norm_d_ = variable_s_s[step * 96 + m * 16 + i] - variable_norm_m_s[step * 6 + m];
-        variable_norm_d_s[step * 96 + m * 16 + i] = variable_norm_d_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int m = e % 6;
-        real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(variable_norm_d_s[step * 96 + m * 16 + i], variable_norm_d_s[step * 96 + m * 16 + i], acc);
+        if (lane == 0) {
+            variable_norm_m_1[m] = variable_norm_m_1_;
         }
+        const real variable_norm_m_ = variable_norm_m_1_ * real(0.0625);
+        if (lane == 0) {
+            variable_norm_m_s[m] = variable_norm_m_;
+        }
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
+        const int i = e % 16;
+        const real variable_norm_d_ = variable_s_s[m * 16 + i] - variable_norm_m_s[m];
+        variable_norm_d_s[m * 16 + i] = variable_norm_d_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 24) {
+        const int m = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
+        real acc = real(0);
+        for (int i = lane; i < 16; i += 4) {
+            acc = unio_fma(variable_norm_d_s[m * 16 + i], variable_norm_d_s[m * 16 + i], acc);
+        }
+        acc = unio_lanes_sum<4>(acc);
         const real variable_norm_r_1_ = acc;
         const real variable_norm_r_2_ = unio_sqrt(unio_fma(variable_norm_r_1_, real(0.0625), real(1e-5)));
-        variable_norm_r_2[step * 6 + m] = variable_norm_r_2_;
+        if (lane == 0) {
+            variable_norm_r_2[m] = variable_norm_r_2_;
+        }
         const real variable_norm_r_ = real(1) / variable_norm_r_2_;
-        variable_norm_r_s[step * 6 + m] = variable_norm_r_;
-        variable_norm_r[step * 6 + m] = variable_norm_r_;
+        if (lane == 0) {
+            variable_norm_r_s[m] = variable_norm_r_;
+            variable_norm_r[m] = variable_norm_r_;
+        }
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 768; e += 192) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
         const int i = e % 16;
-        const real variable_norm_y_ = unio_fma(variable_norm_gamma[m * 16 + i], variable_norm_d_s[step * 96 + m * 16 + i] * variable_norm_r_s[step * 6 + m], variable_norm_beta[m * 16 + i]);
-        variable_norm_y_s[step * 96 + m * 16 + i] = variable_norm_y_;
+        const real variable_norm_y_ = unio_fma(variable_norm_gamma[m * 16 + i], variable_norm_d_s[m * 16 + i] * variable_norm_r_s[m], variable_norm_beta[m * 16 + i]);
+        variable_norm_y_s[m * 16 + i] = variable_norm_y_;
     }
     __syncthreads();
-    if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
-        const int h = e % 16;
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
         real acc = real(0);
         for (int m = 0; m < 6; ++m) {
-            acc = unio_fma(mask_s[step * 6 + m], variable_norm_y_s[step * 96 + m * 16 + h], acc);
+            acc = unio_fma(mask_s[m], variable_norm_y_s[m * 16 + h], acc);
         }
         const real y_ = acc;
-        y[step * 16 + h] = y_;
+        y[h] = y_;
     }
 }
 
 // Variable selection network: each variable through a network of its own, mixed by weights that all of them
 // decide.
 // From `select` in unio:common/vsn.toml.
-UNIO_KERNEL(256) perception_select_adjoint(
-    UNIO_IN(real, x),
+UNIO_KERNEL(32) perception_select_adjoint(
     UNIO_IN(real, mask),
     UNIO_IN(real, choice_b_1),
     UNIO_IN(real, choice_b_2),
@@ -388,10 +380,15 @@ UNIO_KERNEL(256) perception_select_adjoint(
     UNIO_IN(real, variable_gated_w_gate),
     UNIO_IN(real, variable_norm_beta),
     UNIO_IN(real, variable_norm_gamma),
-    UNIO_IN(real, all),
+    UNIO_OUT(real, choice_eta_2),
+    UNIO_OUT(real, choice_eta_1),
     UNIO_IN(real, choice_gated_gate),
+    UNIO_OUT(real, choice_norm_d),
     UNIO_IN(real, choice_norm_r),
+    UNIO_OUT(real, variable_eta_2),
+    UNIO_OUT(real, variable_eta_1),
     UNIO_IN(real, variable_gated_gate),
+    UNIO_OUT(real, variable_norm_d),
     UNIO_IN(real, variable_norm_r),
     UNIO_IN(real, choice_eta_2_1),
     UNIO_IN(real, choice_eta_2_2),
@@ -411,596 +408,723 @@ UNIO_KERNEL(256) perception_select_adjoint(
     UNIO_IN(real, variable_norm_r_2),
     UNIO_IN(real, d_y_1),
     UNIO_IN(real, d_y_2),
+    UNIO_OUT(real, d_variable_norm_y),
+    UNIO_OUT(real, d_variable_s),
+    UNIO_OUT(real, d_variable_gated_y_part1),
+    UNIO_OUT(real, d_variable_eta_1),
+    UNIO_OUT(real, d_variable_gated_gate_part1),
+    UNIO_OUT(real, d_variable_eta_2_part1),
+    UNIO_OUT(real, d_variable_eta_2_1),
+    UNIO_OUT(real, d_variable_eta_2_2_part1),
+    UNIO_OUT(real, d_mask_2_part1),
+    UNIO_OUT(real, d_choice_s),
+    UNIO_OUT(real, d_choice_gated_y_part1),
+    UNIO_OUT(real, d_choice_eta_1),
+    UNIO_OUT(real, d_choice_gated_gate_part1),
+    UNIO_OUT(real, d_choice_eta_2_part1),
+    UNIO_OUT(real, d_choice_eta_2_1),
+    UNIO_OUT(real, d_choice_eta_2_2_part1)
+) {
+    UNIO_SHARED(real, variable_norm_y_s, 0 * sizeof(real));
+    UNIO_SHARED(real, choice_s_s, 96 * sizeof(real));
+    UNIO_SHARED(real, choice_norm_m_s, 102 * sizeof(real));
+    UNIO_SHARED(real, choice_norm_d_s, 103 * sizeof(real));
+    UNIO_SHARED(real, variable_s_s, 109 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_m_s, 205 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_d_s, 211 * sizeof(real));
+    UNIO_SHARED(real, d_y_total_s, 307 * sizeof(real));
+    UNIO_SHARED(real, d_mask_total_s, 323 * sizeof(real));
+    UNIO_SHARED(real, d_variable_norm_y_s, 329 * sizeof(real));
+    UNIO_SHARED(real, d_variable_norm_d_s, 425 * sizeof(real));
+    UNIO_SHARED(real, d_variable_norm_r_1_s, 521 * sizeof(real));
+    UNIO_SHARED(real, d_variable_norm_m_1_s, 527 * sizeof(real));
+    UNIO_SHARED(real, d_variable_gated_y_part1_s, 533 * sizeof(real));
+    UNIO_SHARED(real, d_variable_eta_1_s, 629 * sizeof(real));
+    UNIO_SHARED(real, d_variable_gated_gate_part1_s, 725 * sizeof(real));
+    UNIO_SHARED(real, d_mask_3_s, 821 * sizeof(real));
+    UNIO_SHARED(real, d_mask_2_part1_s, 822 * sizeof(real));
+    UNIO_SHARED(real, d_choice_norm_d_s, 828 * sizeof(real));
+    UNIO_SHARED(real, d_choice_norm_r_1_s, 834 * sizeof(real));
+    UNIO_SHARED(real, d_choice_norm_m_1_s, 835 * sizeof(real));
+    UNIO_SHARED(real, d_choice_gated_y_part1_s, 836 * sizeof(real));
+    UNIO_SHARED(real, d_choice_eta_1_s, 842 * sizeof(real));
+    UNIO_SHARED(real, d_choice_gated_gate_part1_s, 858 * sizeof(real));
+    mask = mask + size_t(blockIdx.x) * 6;
+    choice_eta_2 = choice_eta_2 + size_t(blockIdx.x) * 16;
+    choice_eta_1 = choice_eta_1 + size_t(blockIdx.x) * 16;
+    choice_gated_gate = choice_gated_gate + size_t(blockIdx.x) * 6;
+    choice_norm_d = choice_norm_d + size_t(blockIdx.x) * 6;
+    choice_norm_r = choice_norm_r + size_t(blockIdx.x) * 1;
+    variable_eta_2 = variable_eta_2 + size_t(blockIdx.x) * 96;
+    variable_eta_1 = variable_eta_1 + size_t(blockIdx.x) * 96;
+    variable_gated_gate = variable_gated_gate + size_t(blockIdx.x) * 96;
+    variable_norm_d = variable_norm_d + size_t(blockIdx.x) * 96;
+    variable_norm_r = variable_norm_r + size_t(blockIdx.x) * 6;
+    choice_eta_2_1 = choice_eta_2_1 + size_t(blockIdx.x) * 16;
+    choice_eta_2_2 = choice_eta_2_2 + size_t(blockIdx.x) * 16;
+    choice_eta_1_1 = choice_eta_1_1 + size_t(blockIdx.x) * 16;
+    choice_skip_1 = choice_skip_1 + size_t(blockIdx.x) * 6;
+    choice_gated_y_1 = choice_gated_y_1 + size_t(blockIdx.x) * 6;
+    choice_norm_m_1 = choice_norm_m_1 + size_t(blockIdx.x) * 1;
+    choice_norm_r_2 = choice_norm_r_2 + size_t(blockIdx.x) * 1;
+    mask_2 = mask_2 + size_t(blockIdx.x) * 6;
+    mask_3 = mask_3 + size_t(blockIdx.x) * 1;
+    variable_eta_2_1 = variable_eta_2_1 + size_t(blockIdx.x) * 96;
+    variable_eta_2_2 = variable_eta_2_2 + size_t(blockIdx.x) * 96;
+    variable_eta_1_1 = variable_eta_1_1 + size_t(blockIdx.x) * 96;
+    variable_skip_1 = variable_skip_1 + size_t(blockIdx.x) * 96;
+    variable_gated_y_1 = variable_gated_y_1 + size_t(blockIdx.x) * 96;
+    variable_norm_m_1 = variable_norm_m_1 + size_t(blockIdx.x) * 6;
+    variable_norm_r_2 = variable_norm_r_2 + size_t(blockIdx.x) * 6;
+    d_y_1 = d_y_1 + size_t(blockIdx.x) * 16;
+    d_y_2 = d_y_2 + size_t(blockIdx.x) * 16;
+    d_variable_norm_y = d_variable_norm_y + size_t(blockIdx.x) * 96;
+    d_variable_s = d_variable_s + size_t(blockIdx.x) * 96;
+    d_variable_gated_y_part1 = d_variable_gated_y_part1 + size_t(blockIdx.x) * 96;
+    d_variable_eta_1 = d_variable_eta_1 + size_t(blockIdx.x) * 96;
+    d_variable_gated_gate_part1 = d_variable_gated_gate_part1 + size_t(blockIdx.x) * 96;
+    d_variable_eta_2_part1 = d_variable_eta_2_part1 + size_t(blockIdx.x) * 96;
+    d_variable_eta_2_1 = d_variable_eta_2_1 + size_t(blockIdx.x) * 96;
+    d_variable_eta_2_2_part1 = d_variable_eta_2_2_part1 + size_t(blockIdx.x) * 96;
+    d_mask_2_part1 = d_mask_2_part1 + size_t(blockIdx.x) * 6;
+    d_choice_s = d_choice_s + size_t(blockIdx.x) * 6;
+    d_choice_gated_y_part1 = d_choice_gated_y_part1 + size_t(blockIdx.x) * 6;
+    d_choice_eta_1 = d_choice_eta_1 + size_t(blockIdx.x) * 16;
+    d_choice_gated_gate_part1 = d_choice_gated_gate_part1 + size_t(blockIdx.x) * 6;
+    d_choice_eta_2_part1 = d_choice_eta_2_part1 + size_t(blockIdx.x) * 16;
+    d_choice_eta_2_1 = d_choice_eta_2_1 + size_t(blockIdx.x) * 16;
+    d_choice_eta_2_2_part1 = d_choice_eta_2_2_part1 + size_t(blockIdx.x) * 16;
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
+        const real choice_eta_2_ = choice_eta_2_1[h] + choice_b_2[h] > real(0) ? choice_eta_2_1[h] + choice_b_2[h] : choice_eta_2_2[h] - real(1);
+        choice_eta_2[h] = choice_eta_2_;
+        const real choice_eta_1_ = choice_eta_1_1[h] + choice_b_1[h];
+        choice_eta_1[h] = choice_eta_1_;
+    }
+    if (threadIdx.x < 6) {
+        const int o = threadIdx.x;
+        const real choice_skip_ = choice_skip_1[o] + choice_b_skip[o];
+        const real choice_gated_y_ = choice_gated_gate[o] * (choice_gated_y_1[o] + choice_gated_b[o]);
+        const real choice_s_ = choice_skip_ + choice_gated_y_;
+        choice_s_s[o] = choice_s_;
+    }
+    if (threadIdx.x == 0) {
+        const real choice_norm_m_ = choice_norm_m_1[0] * real(0.16666666666666666);
+        choice_norm_m_s[0] = choice_norm_m_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 6) {
+        const int i = threadIdx.x;
+        const real choice_norm_d_ = choice_s_s[i] - choice_norm_m_s[0];
+        choice_norm_d_s[i] = choice_norm_d_;
+        choice_norm_d[i] = choice_norm_d_;
+    }
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
+        const int h = e % 16;
+        const real variable_eta_2_ = variable_eta_2_1[m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? variable_eta_2_1[m * 16 + h] + variable_b_2[m * 16 + h] : variable_eta_2_2[m * 16 + h] - real(1);
+        variable_eta_2[m * 16 + h] = variable_eta_2_;
+        const real variable_eta_1_ = variable_eta_1_1[m * 16 + h] + variable_b_1[m * 16 + h];
+        variable_eta_1[m * 16 + h] = variable_eta_1_;
+        const real variable_skip_ = variable_skip_1[m * 16 + h] + variable_b_skip[m * 16 + h];
+        const real variable_gated_y_ = variable_gated_gate[m * 16 + h] * (variable_gated_y_1[m * 16 + h] + variable_gated_b[m * 16 + h]);
+        const real variable_s_ = variable_skip_ + variable_gated_y_;
+        variable_s_s[m * 16 + h] = variable_s_;
+    }
+    if (threadIdx.x < 6) {
+        const int m = threadIdx.x;
+        const real variable_norm_m_ = variable_norm_m_1[m] * real(0.0625);
+        variable_norm_m_s[m] = variable_norm_m_;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
+        const int i = e % 16;
+        const real variable_norm_d_ = variable_s_s[m * 16 + i] - variable_norm_m_s[m];
+        variable_norm_d_s[m * 16 + i] = variable_norm_d_;
+        variable_norm_d[m * 16 + i] = variable_norm_d_;
+        const real variable_norm_y_ = unio_fma(variable_norm_gamma[m * 16 + i], variable_norm_d_ * variable_norm_r[m], variable_norm_beta[m * 16 + i]);
+        variable_norm_y_s[m * 16 + i] = variable_norm_y_;
+    }
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
+        const real d_y_total_ = d_y_1[h] + d_y_2[h];
+        d_y_total_s[h] = d_y_total_;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
+        const int i = e % 16;
+        const real d_variable_norm_y_ = d_y_total_s[i] * mask[m];
+        d_variable_norm_y_s[m * 16 + i] = d_variable_norm_y_;
+        d_variable_norm_y[m * 16 + i] = d_variable_norm_y_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 24) {
+        const int m = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
+        real acc = real(0);
+        for (int i = lane; i < 16; i += 4) {
+            acc = unio_fma(d_variable_norm_y_s[m * 16 + i] * variable_norm_gamma[m * 16 + i], variable_norm_d_s[m * 16 + i], acc);
+        }
+        acc = unio_lanes_sum<4>(acc);
+        const real d_variable_norm_r_ = acc;
+        const real d_variable_norm_r_2_ = d_variable_norm_r_ == real(0) ? real(0) : -(d_variable_norm_r_ * variable_norm_r[m] / variable_norm_r_2[m]);
+        const real d_variable_norm_r_1_ = (d_variable_norm_r_2_ == real(0) ? real(0) : d_variable_norm_r_2_ * (real(0.5) / variable_norm_r_2[m])) * real(0.0625);
+        if (lane == 0) {
+            d_variable_norm_r_1_s[m] = d_variable_norm_r_1_;
+        }
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
+        const int i = e % 16;
+        const real d_variable_norm_d_ = unio_fma(d_variable_norm_r_1_s[m], variable_norm_d_s[m * 16 + i], unio_fma(d_variable_norm_y_s[m * 16 + i] * variable_norm_gamma[m * 16 + i], variable_norm_r[m], d_variable_norm_r_1_s[m] * variable_norm_d_s[m * 16 + i]));
+        d_variable_norm_d_s[m * 16 + i] = d_variable_norm_d_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 24) {
+        const int m = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
+        real acc = real(0);
+        for (int i = lane; i < 16; i += 4) {
+            acc = acc + -d_variable_norm_d_s[m * 16 + i];
+        }
+        acc = unio_lanes_sum<4>(acc);
+        const real d_variable_norm_m_ = acc;
+        const real d_variable_norm_m_1_ = d_variable_norm_m_ * real(0.0625);
+        if (lane == 0) {
+            d_variable_norm_m_1_s[m] = d_variable_norm_m_1_;
+        }
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
+        const int o = e % 16;
+        const real d_variable_s_ = d_variable_norm_d_s[m * 16 + o] + d_variable_norm_m_1_s[m];
+        d_variable_s[m * 16 + o] = d_variable_s_;
+        const real d_variable_gated_y_part1_ = d_variable_s_ * variable_gated_gate[m * 16 + o];
+        d_variable_gated_y_part1_s[m * 16 + o] = d_variable_gated_y_part1_;
+        d_variable_gated_y_part1[m * 16 + o] = d_variable_gated_y_part1_;
+        const real d_variable_gated_gate_ = d_variable_s_ * (variable_gated_y_1[m * 16 + o] + variable_gated_b[m * 16 + o]);
+        const real d_variable_gated_gate_part1_ = d_variable_gated_gate_ * (variable_gated_gate[m * 16 + o] * (real(1) - variable_gated_gate[m * 16 + o]));
+        d_variable_gated_gate_part1_s[m * 16 + o] = d_variable_gated_gate_part1_;
+        d_variable_gated_gate_part1[m * 16 + o] = d_variable_gated_gate_part1_;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
+        const int h = e % 16;
+        real acc = real(0);
+        for (int o = 0; o < 16; ++o) {
+            acc = unio_fma(d_variable_gated_y_part1_s[m * 16 + o], variable_gated_w[m * 256 + o * 16 + h], acc);
+        }
+        real acc2 = real(0);
+        for (int o = 0; o < 16; ++o) {
+            acc2 = unio_fma(d_variable_gated_gate_part1_s[m * 16 + o], variable_gated_w_gate[m * 256 + o * 16 + h], acc2);
+        }
+        const real d_variable_eta_1_ = acc + acc2;
+        d_variable_eta_1_s[m * 16 + h] = d_variable_eta_1_;
+        d_variable_eta_1[m * 16 + h] = d_variable_eta_1_;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < 96; e += 32) {
+        const int m = e / 16;
+        const int h = e % 16;
+        real acc = real(0);
+        for (int h2 = 0; h2 < 16; ++h2) {
+            acc = unio_fma(d_variable_eta_1_s[m * 16 + h2], variable_w_1[m * 256 + h2 * 16 + h], acc);
+        }
+        const real d_variable_eta_2_ = acc;
+        const real d_variable_eta_2_part1_ = variable_eta_2_1[m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? d_variable_eta_2_ : real(0);
+        d_variable_eta_2_part1[m * 16 + h] = d_variable_eta_2_part1_;
+        const real d_variable_eta_2_2_ = variable_eta_2_1[m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? real(0) : d_variable_eta_2_;
+        const real d_variable_eta_2_2_part1_ = variable_eta_2_1[m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? real(0) : d_variable_eta_2_2_ == real(0) ? real(0) : d_variable_eta_2_2_ * variable_eta_2_2[m * 16 + h];
+        d_variable_eta_2_2_part1[m * 16 + h] = d_variable_eta_2_2_part1_;
+        const real d_variable_eta_2_1_ = d_variable_eta_2_part1_ + d_variable_eta_2_2_part1_;
+        d_variable_eta_2_1[m * 16 + h] = d_variable_eta_2_1_;
+    }
+    if (threadIdx.x < 24) {
+        const int m = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
+        real acc = real(0);
+        for (int h = lane; h < 16; h += 4) {
+            acc = unio_fma(d_y_total_s[h], variable_norm_y_s[m * 16 + h], acc);
+        }
+        acc = unio_lanes_sum<4>(acc);
+        const real d_mask_total_ = acc;
+        if (lane == 0) {
+            d_mask_total_s[m] = d_mask_total_;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        real acc = real(0);
+        for (int m = 0; m < 6; ++m) {
+            acc = acc + (d_mask_total_s[m] == real(0) ? real(0) : -(d_mask_total_s[m] * mask[m] / mask_3[0]));
+        }
+        const real d_mask_3_ = acc;
+        d_mask_3_s[0] = d_mask_3_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 6) {
+        const int m = threadIdx.x;
+        const real d_mask_2_ = (d_mask_total_s[m] == real(0) ? real(0) : d_mask_total_s[m] / mask_3[0]) + d_mask_3_s[0];
+        const real d_mask_2_part1_ = d_mask_2_ == real(0) ? real(0) : d_mask_2_ * mask_2[m];
+        d_mask_2_part1_s[m] = d_mask_2_part1_;
+        d_mask_2_part1[m] = d_mask_2_part1_;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        real acc = real(0);
+        for (int i = 0; i < 6; ++i) {
+            acc = unio_fma(d_mask_2_part1_s[i] * choice_norm_gamma[i], choice_norm_d_s[i], acc);
+        }
+        const real d_choice_norm_r_ = acc;
+        const real d_choice_norm_r_2_ = d_choice_norm_r_ == real(0) ? real(0) : -(d_choice_norm_r_ * choice_norm_r[0] / choice_norm_r_2[0]);
+        const real d_choice_norm_r_1_ = (d_choice_norm_r_2_ == real(0) ? real(0) : d_choice_norm_r_2_ * (real(0.5) / choice_norm_r_2[0])) * real(0.16666666666666666);
+        d_choice_norm_r_1_s[0] = d_choice_norm_r_1_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 6) {
+        const int i = threadIdx.x;
+        const real d_choice_norm_d_ = unio_fma(d_choice_norm_r_1_s[0], choice_norm_d_s[i], unio_fma(d_mask_2_part1_s[i] * choice_norm_gamma[i], choice_norm_r[0], d_choice_norm_r_1_s[0] * choice_norm_d_s[i]));
+        d_choice_norm_d_s[i] = d_choice_norm_d_;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        real acc = real(0);
+        for (int i = 0; i < 6; ++i) {
+            acc = acc + -d_choice_norm_d_s[i];
+        }
+        const real d_choice_norm_m_ = acc;
+        const real d_choice_norm_m_1_ = d_choice_norm_m_ * real(0.16666666666666666);
+        d_choice_norm_m_1_s[0] = d_choice_norm_m_1_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 6) {
+        const int o = threadIdx.x;
+        const real d_choice_s_ = d_choice_norm_d_s[o] + d_choice_norm_m_1_s[0];
+        d_choice_s[o] = d_choice_s_;
+        const real d_choice_gated_y_part1_ = d_choice_s_ * choice_gated_gate[o];
+        d_choice_gated_y_part1_s[o] = d_choice_gated_y_part1_;
+        d_choice_gated_y_part1[o] = d_choice_gated_y_part1_;
+        const real d_choice_gated_gate_ = d_choice_s_ * (choice_gated_y_1[o] + choice_gated_b[o]);
+        const real d_choice_gated_gate_part1_ = d_choice_gated_gate_ * (choice_gated_gate[o] * (real(1) - choice_gated_gate[o]));
+        d_choice_gated_gate_part1_s[o] = d_choice_gated_gate_part1_;
+        d_choice_gated_gate_part1[o] = d_choice_gated_gate_part1_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
+        real acc = real(0);
+        for (int o = 0; o < 6; ++o) {
+            acc = unio_fma(d_choice_gated_y_part1_s[o], choice_gated_w[o * 16 + h], acc);
+        }
+        real acc2 = real(0);
+        for (int o = 0; o < 6; ++o) {
+            acc2 = unio_fma(d_choice_gated_gate_part1_s[o], choice_gated_w_gate[o * 16 + h], acc2);
+        }
+        const real d_choice_eta_1_ = acc + acc2;
+        d_choice_eta_1_s[h] = d_choice_eta_1_;
+        d_choice_eta_1[h] = d_choice_eta_1_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 16) {
+        const int h = threadIdx.x;
+        real acc = real(0);
+        for (int h2 = 0; h2 < 16; ++h2) {
+            acc = unio_fma(d_choice_eta_1_s[h2], choice_w_1[h2 * 16 + h], acc);
+        }
+        const real d_choice_eta_2_ = acc;
+        const real d_choice_eta_2_part1_ = choice_eta_2_1[h] + choice_b_2[h] > real(0) ? d_choice_eta_2_ : real(0);
+        d_choice_eta_2_part1[h] = d_choice_eta_2_part1_;
+        const real d_choice_eta_2_2_ = choice_eta_2_1[h] + choice_b_2[h] > real(0) ? real(0) : d_choice_eta_2_;
+        const real d_choice_eta_2_2_part1_ = choice_eta_2_1[h] + choice_b_2[h] > real(0) ? real(0) : d_choice_eta_2_2_ == real(0) ? real(0) : d_choice_eta_2_2_ * choice_eta_2_2[h];
+        d_choice_eta_2_2_part1[h] = d_choice_eta_2_2_part1_;
+        const real d_choice_eta_2_1_ = d_choice_eta_2_part1_ + d_choice_eta_2_2_part1_;
+        d_choice_eta_2_1[h] = d_choice_eta_2_1_;
+    }
+}
+
+// Variable selection network: each variable through a network of its own, mixed by weights that all of them
+// decide. Gradients of its parameters, each one sum over the batch.
+// From `select` in unio:common/vsn.toml.
+UNIO_KERNEL(256) perception_select_gradients(
+    UNIO_IN(real, x),
+    UNIO_IN(real, all),
+    UNIO_IN(real, choice_eta_2),
+    UNIO_IN(real, choice_eta_1),
+    UNIO_IN(real, choice_norm_d),
+    UNIO_IN(real, choice_norm_r),
+    UNIO_IN(real, variable_eta_2),
+    UNIO_IN(real, variable_eta_1),
+    UNIO_IN(real, variable_norm_d),
+    UNIO_IN(real, variable_norm_r),
+    UNIO_IN(real, d_variable_norm_y),
     UNIO_OUT(real, d_variable_norm_gamma),
     UNIO_OUT(real, d_variable_norm_beta),
+    UNIO_IN(real, d_variable_s),
+    UNIO_IN(real, d_variable_gated_y_part1),
     UNIO_OUT(real, d_variable_gated_b),
     UNIO_OUT(real, d_variable_gated_w),
+    UNIO_IN(real, d_variable_eta_1),
+    UNIO_IN(real, d_variable_gated_gate_part1),
     UNIO_OUT(real, d_variable_gated_b_gate),
     UNIO_OUT(real, d_variable_gated_w_gate),
     UNIO_OUT(real, d_variable_b_skip),
     UNIO_OUT(real, d_variable_w_skip),
     UNIO_OUT(real, d_variable_b_1),
     UNIO_OUT(real, d_variable_w_1),
+    UNIO_IN(real, d_variable_eta_2_part1),
+    UNIO_IN(real, d_variable_eta_2_1),
     UNIO_OUT(real, d_variable_b_2),
+    UNIO_IN(real, d_variable_eta_2_2_part1),
     UNIO_OUT(real, d_variable_w_2),
+    UNIO_IN(real, d_mask_2_part1),
     UNIO_OUT(real, d_choice_norm_gamma),
     UNIO_OUT(real, d_choice_norm_beta),
+    UNIO_IN(real, d_choice_s),
+    UNIO_IN(real, d_choice_gated_y_part1),
     UNIO_OUT(real, d_choice_gated_b),
     UNIO_OUT(real, d_choice_gated_w),
+    UNIO_IN(real, d_choice_eta_1),
+    UNIO_IN(real, d_choice_gated_gate_part1),
     UNIO_OUT(real, d_choice_gated_b_gate),
     UNIO_OUT(real, d_choice_gated_w_gate),
     UNIO_OUT(real, d_choice_b_skip),
     UNIO_OUT(real, d_choice_w_skip),
     UNIO_OUT(real, d_choice_b_1),
     UNIO_OUT(real, d_choice_w_1),
-    UNIO_INOUT(real, d_choice_eta_2_1),
+    UNIO_IN(real, d_choice_eta_2_part1),
+    UNIO_IN(real, d_choice_eta_2_1),
     UNIO_OUT(real, d_choice_b_2),
-    UNIO_INOUT(real, d_choice_eta_2_2_part1),
+    UNIO_IN(real, d_choice_eta_2_2_part1),
     UNIO_OUT(real, d_choice_w_2)
 ) {
-    UNIO_SHARED(real, variable_norm_y_s, 0 * sizeof(real));
-    UNIO_SHARED(real, choice_eta_2_s, 768 * sizeof(real));
-    UNIO_SHARED(real, choice_eta_1_s, 896 * sizeof(real));
-    UNIO_SHARED(real, choice_s_s, 1024 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_m_s, 1072 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_d_s, 1080 * sizeof(real));
-    UNIO_SHARED(real, variable_eta_2_s, 1128 * sizeof(real));
-    UNIO_SHARED(real, variable_eta_1_s, 1896 * sizeof(real));
-    UNIO_SHARED(real, variable_s_s, 2664 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_m_s, 3432 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_d_s, 3480 * sizeof(real));
-    UNIO_SHARED(real, d_y_total_s, 4248 * sizeof(real));
-    UNIO_SHARED(real, d_mask_total_s, 4376 * sizeof(real));
-    UNIO_SHARED(real, d_variable_norm_y_s, 4424 * sizeof(real));
-    UNIO_SHARED(real, d_variable_norm_d_s, 5192 * sizeof(real));
-    UNIO_SHARED(real, d_variable_norm_r_1_s, 5960 * sizeof(real));
-    UNIO_SHARED(real, d_variable_s_s, 6008 * sizeof(real));
-    UNIO_SHARED(real, d_variable_norm_m_1_s, 6776 * sizeof(real));
-    UNIO_SHARED(real, d_variable_gated_y_part1_s, 6824 * sizeof(real));
-    UNIO_SHARED(real, d_variable_eta_1_s, 7592 * sizeof(real));
-    UNIO_SHARED(real, d_variable_gated_gate_part1_s, 8360 * sizeof(real));
-    UNIO_SHARED(real, d_variable_eta_2_part1_s, 9128 * sizeof(real));
-    UNIO_SHARED(real, d_variable_eta_2_1_s, 9896 * sizeof(real));
-    UNIO_SHARED(real, d_variable_eta_2_2_part1_s, 10664 * sizeof(real));
-    UNIO_SHARED(real, d_mask_3_s, 11432 * sizeof(real));
-    UNIO_SHARED(real, d_mask_2_part1_s, 11440 * sizeof(real));
-    UNIO_SHARED(real, d_choice_norm_d_s, 11488 * sizeof(real));
-    UNIO_SHARED(real, d_choice_norm_r_1_s, 11536 * sizeof(real));
-    UNIO_SHARED(real, d_choice_s_s, 11544 * sizeof(real));
-    UNIO_SHARED(real, d_choice_norm_m_1_s, 11592 * sizeof(real));
-    UNIO_SHARED(real, d_choice_gated_y_part1_s, 11600 * sizeof(real));
-    UNIO_SHARED(real, d_choice_eta_1_s, 11648 * sizeof(real));
-    UNIO_SHARED(real, d_choice_gated_gate_part1_s, 11776 * sizeof(real));
-    UNIO_SHARED(real, d_choice_eta_2_part1_s, 11824 * sizeof(real));
-    x = x + size_t(blockIdx.x) * 144;
-    mask = mask + size_t(blockIdx.x) * 48;
-    all = all + size_t(blockIdx.x) * 144;
-    choice_gated_gate = choice_gated_gate + size_t(blockIdx.x) * 48;
-    choice_norm_r = choice_norm_r + size_t(blockIdx.x) * 8;
-    variable_gated_gate = variable_gated_gate + size_t(blockIdx.x) * 768;
-    variable_norm_r = variable_norm_r + size_t(blockIdx.x) * 48;
-    choice_eta_2_1 = choice_eta_2_1 + size_t(blockIdx.x) * 128;
-    choice_eta_2_2 = choice_eta_2_2 + size_t(blockIdx.x) * 128;
-    choice_eta_1_1 = choice_eta_1_1 + size_t(blockIdx.x) * 128;
-    choice_skip_1 = choice_skip_1 + size_t(blockIdx.x) * 48;
-    choice_gated_y_1 = choice_gated_y_1 + size_t(blockIdx.x) * 48;
-    choice_norm_m_1 = choice_norm_m_1 + size_t(blockIdx.x) * 8;
-    choice_norm_r_2 = choice_norm_r_2 + size_t(blockIdx.x) * 8;
-    mask_2 = mask_2 + size_t(blockIdx.x) * 48;
-    mask_3 = mask_3 + size_t(blockIdx.x) * 8;
-    variable_eta_2_1 = variable_eta_2_1 + size_t(blockIdx.x) * 768;
-    variable_eta_2_2 = variable_eta_2_2 + size_t(blockIdx.x) * 768;
-    variable_eta_1_1 = variable_eta_1_1 + size_t(blockIdx.x) * 768;
-    variable_skip_1 = variable_skip_1 + size_t(blockIdx.x) * 768;
-    variable_gated_y_1 = variable_gated_y_1 + size_t(blockIdx.x) * 768;
-    variable_norm_m_1 = variable_norm_m_1 + size_t(blockIdx.x) * 48;
-    variable_norm_r_2 = variable_norm_r_2 + size_t(blockIdx.x) * 48;
-    d_y_1 = d_y_1 + size_t(blockIdx.x) * 128;
-    d_y_2 = d_y_2 + size_t(blockIdx.x) * 128;
-    d_variable_norm_gamma = d_variable_norm_gamma + size_t(blockIdx.x) * 10985;
-    d_variable_norm_beta = d_variable_norm_beta + size_t(blockIdx.x) * 10985;
-    d_variable_gated_b = d_variable_gated_b + size_t(blockIdx.x) * 10985;
-    d_variable_gated_w = d_variable_gated_w + size_t(blockIdx.x) * 10985;
-    d_variable_gated_b_gate = d_variable_gated_b_gate + size_t(blockIdx.x) * 10985;
-    d_variable_gated_w_gate = d_variable_gated_w_gate + size_t(blockIdx.x) * 10985;
-    d_variable_b_skip = d_variable_b_skip + size_t(blockIdx.x) * 10985;
-    d_variable_w_skip = d_variable_w_skip + size_t(blockIdx.x) * 10985;
-    d_variable_b_1 = d_variable_b_1 + size_t(blockIdx.x) * 10985;
-    d_variable_w_1 = d_variable_w_1 + size_t(blockIdx.x) * 10985;
-    d_variable_b_2 = d_variable_b_2 + size_t(blockIdx.x) * 10985;
-    d_variable_w_2 = d_variable_w_2 + size_t(blockIdx.x) * 10985;
-    d_choice_norm_gamma = d_choice_norm_gamma + size_t(blockIdx.x) * 10985;
-    d_choice_norm_beta = d_choice_norm_beta + size_t(blockIdx.x) * 10985;
-    d_choice_gated_b = d_choice_gated_b + size_t(blockIdx.x) * 10985;
-    d_choice_gated_w = d_choice_gated_w + size_t(blockIdx.x) * 10985;
-    d_choice_gated_b_gate = d_choice_gated_b_gate + size_t(blockIdx.x) * 10985;
-    d_choice_gated_w_gate = d_choice_gated_w_gate + size_t(blockIdx.x) * 10985;
-    d_choice_b_skip = d_choice_b_skip + size_t(blockIdx.x) * 10985;
-    d_choice_w_skip = d_choice_w_skip + size_t(blockIdx.x) * 10985;
-    d_choice_b_1 = d_choice_b_1 + size_t(blockIdx.x) * 10985;
-    d_choice_w_1 = d_choice_w_1 + size_t(blockIdx.x) * 10985;
-    d_choice_eta_2_1 = d_choice_eta_2_1 + size_t(blockIdx.x) * 128;
-    d_choice_b_2 = d_choice_b_2 + size_t(blockIdx.x) * 10985;
-    d_choice_eta_2_2_part1 = d_choice_eta_2_2_part1 + size_t(blockIdx.x) * 128;
-    d_choice_w_2 = d_choice_w_2 + size_t(blockIdx.x) * 10985;
-    if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
-        const int h = e % 16;
-        const real choice_eta_2_ = choice_eta_2_1[step * 16 + h] + choice_b_2[h] > real(0) ? choice_eta_2_1[step * 16 + h] + choice_b_2[h] : choice_eta_2_2[step * 16 + h] - real(1);
-        choice_eta_2_s[step * 16 + h] = choice_eta_2_;
-        const real choice_eta_1_ = choice_eta_1_1[step * 16 + h] + choice_b_1[h];
-        choice_eta_1_s[step * 16 + h] = choice_eta_1_;
+    UNIO_SHARED(real, part, 0);
+    real* sum = nullptr;
+    int width = 0;
+    real acc = real(0);
+    if (blockIdx.x < 1) {
+        width = 16;
+        const int e = blockIdx.x * 16 + threadIdx.x % 16;
+        if (e < 16) {
+            const int h = e;
+            sum = d_choice_b_1 + e;
+            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+                const int b = s;
+                acc = acc + d_choice_eta_1[b * 16 + h];
+            }
+        }
     }
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int o = e % 6;
-        const real choice_skip_ = choice_skip_1[step * 6 + o] + choice_b_skip[o];
-        const real choice_gated_y_ = choice_gated_gate[step * 6 + o] * (choice_gated_y_1[step * 6 + o] + choice_gated_b[o]);
-        const real choice_s_ = choice_skip_ + choice_gated_y_;
-        choice_s_s[step * 6 + o] = choice_s_;
+    if (blockIdx.x >= 1 && blockIdx.x < 2) {
+        width = 16;
+        const int e = (blockIdx.x - 1) * 16 + threadIdx.x % 16;
+        if (e < 16) {
+            const int h = e;
+            sum = d_choice_b_2 + e;
+            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+                const int b = s;
+                acc = acc + (d_choice_eta_2_part1[b * 16 + h] + d_choice_eta_2_2_part1[b * 16 + h]);
+            }
+        }
     }
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
-        const real choice_norm_m_ = choice_norm_m_1[step] * real(0.16666666666666666);
-        choice_norm_m_s[step] = choice_norm_m_;
+    if (blockIdx.x >= 2 && blockIdx.x < 3) {
+        width = 8;
+        const int e = (blockIdx.x - 2) * 8 + threadIdx.x % 8;
+        if (e < 6) {
+            const int o = e;
+            sum = d_choice_b_skip + e;
+            for (int s = threadIdx.x / 8; s < 256; s += 32) {
+                const int b = s;
+                acc = acc + d_choice_s[b * 6 + o];
+            }
+        }
     }
+    if (blockIdx.x >= 3 && blockIdx.x < 11) {
+        width = 32;
+        const int e = (blockIdx.x - 3) * 32 + threadIdx.x % 32;
+        if (e < 256) {
+            const int h = e / 16;
+            const int k = e % 16;
+            sum = d_choice_w_1 + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_choice_eta_1[b * 16 + h], choice_eta_2[b * 16 + k], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 11 && blockIdx.x < 20) {
+        width = 32;
+        const int e = (blockIdx.x - 11) * 32 + threadIdx.x % 32;
+        if (e < 288) {
+            const int h = e / 18;
+            const int i = e % 18;
+            sum = d_choice_w_2 + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_choice_eta_2_1[b * 16 + h], all[b * 18 + i], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 20 && blockIdx.x < 24) {
+        width = 32;
+        const int e = (blockIdx.x - 20) * 32 + threadIdx.x % 32;
+        if (e < 108) {
+            const int o = e / 18;
+            const int i = e % 18;
+            sum = d_choice_w_skip + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_choice_s[b * 6 + o], all[b * 18 + i], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 24 && blockIdx.x < 25) {
+        width = 8;
+        const int e = (blockIdx.x - 24) * 8 + threadIdx.x % 8;
+        if (e < 6) {
+            const int o = e;
+            sum = d_choice_gated_b + e;
+            for (int s = threadIdx.x / 8; s < 256; s += 32) {
+                const int b = s;
+                acc = acc + d_choice_gated_y_part1[b * 6 + o];
+            }
+        }
+    }
+    if (blockIdx.x >= 25 && blockIdx.x < 26) {
+        width = 8;
+        const int e = (blockIdx.x - 25) * 8 + threadIdx.x % 8;
+        if (e < 6) {
+            const int o = e;
+            sum = d_choice_gated_b_gate + e;
+            for (int s = threadIdx.x / 8; s < 256; s += 32) {
+                const int b = s;
+                acc = acc + d_choice_gated_gate_part1[b * 6 + o];
+            }
+        }
+    }
+    if (blockIdx.x >= 26 && blockIdx.x < 29) {
+        width = 32;
+        const int e = (blockIdx.x - 26) * 32 + threadIdx.x % 32;
+        if (e < 96) {
+            const int o = e / 16;
+            const int h = e % 16;
+            sum = d_choice_gated_w + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_choice_gated_y_part1[b * 6 + o], choice_eta_1[b * 16 + h], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 29 && blockIdx.x < 32) {
+        width = 32;
+        const int e = (blockIdx.x - 29) * 32 + threadIdx.x % 32;
+        if (e < 96) {
+            const int o = e / 16;
+            const int h = e % 16;
+            sum = d_choice_gated_w_gate + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_choice_gated_gate_part1[b * 6 + o], choice_eta_1[b * 16 + h], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 32 && blockIdx.x < 33) {
+        width = 8;
+        const int e = (blockIdx.x - 32) * 8 + threadIdx.x % 8;
+        if (e < 6) {
+            const int i = e;
+            sum = d_choice_norm_beta + e;
+            for (int s = threadIdx.x / 8; s < 256; s += 32) {
+                const int b = s;
+                acc = acc + d_mask_2_part1[b * 6 + i];
+            }
+        }
+    }
+    if (blockIdx.x >= 33 && blockIdx.x < 34) {
+        width = 8;
+        const int e = (blockIdx.x - 33) * 8 + threadIdx.x % 8;
+        if (e < 6) {
+            const int i = e;
+            sum = d_choice_norm_gamma + e;
+            for (int s = threadIdx.x / 8; s < 256; s += 32) {
+                const int b = s;
+                acc = unio_fma(d_mask_2_part1[b * 6 + i], choice_norm_d[b * 6 + i] * choice_norm_r[b], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 34 && blockIdx.x < 37) {
+        width = 32;
+        const int e = (blockIdx.x - 34) * 32 + threadIdx.x % 32;
+        if (e < 96) {
+            const int m = e / 16;
+            const int h = e % 16;
+            sum = d_variable_b_1 + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = acc + d_variable_eta_1[b * 96 + m * 16 + h];
+            }
+        }
+    }
+    if (blockIdx.x >= 37 && blockIdx.x < 40) {
+        width = 32;
+        const int e = (blockIdx.x - 37) * 32 + threadIdx.x % 32;
+        if (e < 96) {
+            const int m = e / 16;
+            const int h = e % 16;
+            sum = d_variable_b_2 + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = acc + (d_variable_eta_2_part1[b * 96 + m * 16 + h] + d_variable_eta_2_2_part1[b * 96 + m * 16 + h]);
+            }
+        }
+    }
+    if (blockIdx.x >= 40 && blockIdx.x < 43) {
+        width = 32;
+        const int e = (blockIdx.x - 40) * 32 + threadIdx.x % 32;
+        if (e < 96) {
+            const int m = e / 16;
+            const int o = e % 16;
+            sum = d_variable_b_skip + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = acc + d_variable_s[b * 96 + m * 16 + o];
+            }
+        }
+    }
+    if (blockIdx.x >= 43 && blockIdx.x < 91) {
+        width = 32;
+        const int e = (blockIdx.x - 43) * 32 + threadIdx.x % 32;
+        if (e < 1536) {
+            const int m = e / 256;
+            const int h = e / 16 % 16;
+            const int k = e % 16;
+            sum = d_variable_w_1 + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_variable_eta_1[b * 96 + m * 16 + h], variable_eta_2[b * 96 + m * 16 + k], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 91 && blockIdx.x < 100) {
+        width = 32;
+        const int e = (blockIdx.x - 91) * 32 + threadIdx.x % 32;
+        if (e < 288) {
+            const int m = e / 48;
+            const int h = e / 3 % 16;
+            const int i = e % 3;
+            sum = d_variable_w_2 + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_variable_eta_2_1[b * 96 + m * 16 + h], x[b * 18 + m * 3 + i], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 100 && blockIdx.x < 109) {
+        width = 32;
+        const int e = (blockIdx.x - 100) * 32 + threadIdx.x % 32;
+        if (e < 288) {
+            const int m = e / 48;
+            const int o = e / 3 % 16;
+            const int i = e % 3;
+            sum = d_variable_w_skip + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_variable_s[b * 96 + m * 16 + o], x[b * 18 + m * 3 + i], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 109 && blockIdx.x < 112) {
+        width = 32;
+        const int e = (blockIdx.x - 109) * 32 + threadIdx.x % 32;
+        if (e < 96) {
+            const int m = e / 16;
+            const int o = e % 16;
+            sum = d_variable_gated_b + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = acc + d_variable_gated_y_part1[b * 96 + m * 16 + o];
+            }
+        }
+    }
+    if (blockIdx.x >= 112 && blockIdx.x < 115) {
+        width = 32;
+        const int e = (blockIdx.x - 112) * 32 + threadIdx.x % 32;
+        if (e < 96) {
+            const int m = e / 16;
+            const int o = e % 16;
+            sum = d_variable_gated_b_gate + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = acc + d_variable_gated_gate_part1[b * 96 + m * 16 + o];
+            }
+        }
+    }
+    if (blockIdx.x >= 115 && blockIdx.x < 163) {
+        width = 32;
+        const int e = (blockIdx.x - 115) * 32 + threadIdx.x % 32;
+        if (e < 1536) {
+            const int m = e / 256;
+            const int o = e / 16 % 16;
+            const int h = e % 16;
+            sum = d_variable_gated_w + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_variable_gated_y_part1[b * 96 + m * 16 + o], variable_eta_1[b * 96 + m * 16 + h], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 163 && blockIdx.x < 211) {
+        width = 32;
+        const int e = (blockIdx.x - 163) * 32 + threadIdx.x % 32;
+        if (e < 1536) {
+            const int m = e / 256;
+            const int o = e / 16 % 16;
+            const int h = e % 16;
+            sum = d_variable_gated_w_gate + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_variable_gated_gate_part1[b * 96 + m * 16 + o], variable_eta_1[b * 96 + m * 16 + h], acc);
+            }
+        }
+    }
+    if (blockIdx.x >= 211 && blockIdx.x < 214) {
+        width = 32;
+        const int e = (blockIdx.x - 211) * 32 + threadIdx.x % 32;
+        if (e < 96) {
+            const int m = e / 16;
+            const int i = e % 16;
+            sum = d_variable_norm_beta + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = acc + d_variable_norm_y[b * 96 + m * 16 + i];
+            }
+        }
+    }
+    if (blockIdx.x >= 214 && blockIdx.x < 217) {
+        width = 32;
+        const int e = (blockIdx.x - 214) * 32 + threadIdx.x % 32;
+        if (e < 96) {
+            const int m = e / 16;
+            const int i = e % 16;
+            sum = d_variable_norm_gamma + e;
+            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+                const int b = s;
+                acc = unio_fma(d_variable_norm_y[b * 96 + m * 16 + i], variable_norm_d[b * 96 + m * 16 + i] * variable_norm_r[b * 6 + m], acc);
+            }
+        }
+    }
+    part[threadIdx.x] = acc;
     __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int i = e % 6;
-        const real choice_norm_d_ = choice_s_s[step * 6 + i] - choice_norm_m_s[step];
-        choice_norm_d_s[step * 6 + i] = choice_norm_d_;
+    for (int half = 128; half >= width; half /= 2) {
+        if (threadIdx.x < half) {
+            part[threadIdx.x] = part[threadIdx.x] + part[threadIdx.x + half];
+        }
+        __syncthreads();
     }
-    for (int e = threadIdx.x; e < 768; e += 256) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
-        const int h = e % 16;
-        const real variable_eta_2_ = variable_eta_2_1[step * 96 + m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? variable_eta_2_1[step * 96 + m * 16 + h] + variable_b_2[m * 16 + h] : variable_eta_2_2[step * 96 + m * 16 + h] - real(1);
-        variable_eta_2_s[step * 96 + m * 16 + h] = variable_eta_2_;
-        const real variable_eta_1_ = variable_eta_1_1[step * 96 + m * 16 + h] + variable_b_1[m * 16 + h];
-        variable_eta_1_s[step * 96 + m * 16 + h] = variable_eta_1_;
-        const real variable_skip_ = variable_skip_1[step * 96 + m * 16 + h] + variable_b_skip[m * 16 + h];
-        const real variable_gated_y_ = variable_gated_gate[step * 96 + m * 16 + h] * (variable_gated_y_1[step * 96 + m * 16 + h] + variable_gated_b[m * 16 + h]);
-        const real variable_s_ = variable_skip_ + variable_gated_y_;
-        variable_s_s[step * 96 + m * 16 + h] = variable_s_;
-    }
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int m = e % 6;
-        const real variable_norm_m_ = variable_norm_m_1[step * 6 + m] * real(0.0625);
-        variable_norm_m_s[step * 6 + m] = variable_norm_m_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 768; e += 256) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
-        const int i = e % 16;
-        const real variable_norm_d_ = variable_s_s[step * 96 + m * 16 + i] - variable_norm_m_s[step * 6 + m];
-        variable_norm_d_s[step * 96 + m * 16 + i] = variable_norm_d_;
-        const real variable_norm_y_ = unio_fma(variable_norm_gamma[m * 16 + i], variable_norm_d_ * variable_norm_r[step * 6 + m], variable_norm_beta[m * 16 + i]);
-        variable_norm_y_s[step * 96 + m * 16 + i] = variable_norm_y_;
-    }
-    if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
-        const int h = e % 16;
-        const real d_y_total_ = d_y_1[step * 16 + h] + d_y_2[step * 16 + h];
-        d_y_total_s[step * 16 + h] = d_y_total_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 768; e += 256) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
-        const int i = e % 16;
-        const real d_variable_norm_y_ = d_y_total_s[step * 16 + i] * mask[step * 6 + m];
-        d_variable_norm_y_s[step * 96 + m * 16 + i] = d_variable_norm_y_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int m = e % 6;
-        real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(d_variable_norm_y_s[step * 96 + m * 16 + i] * variable_norm_gamma[m * 16 + i], variable_norm_d_s[step * 96 + m * 16 + i], acc);
-        }
-        const real d_variable_norm_r_ = acc;
-        const real d_variable_norm_r_2_ = d_variable_norm_r_ == real(0) ? real(0) : -(d_variable_norm_r_ * variable_norm_r[step * 6 + m] / variable_norm_r_2[step * 6 + m]);
-        const real d_variable_norm_r_1_ = (d_variable_norm_r_2_ == real(0) ? real(0) : d_variable_norm_r_2_ * (real(0.5) / variable_norm_r_2[step * 6 + m])) * real(0.0625);
-        d_variable_norm_r_1_s[step * 6 + m] = d_variable_norm_r_1_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 768; e += 256) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
-        const int i = e % 16;
-        const real d_variable_norm_d_ = unio_fma(d_variable_norm_r_1_s[step * 6 + m], variable_norm_d_s[step * 96 + m * 16 + i], unio_fma(d_variable_norm_y_s[step * 96 + m * 16 + i] * variable_norm_gamma[m * 16 + i], variable_norm_r[step * 6 + m], d_variable_norm_r_1_s[step * 6 + m] * variable_norm_d_s[step * 96 + m * 16 + i]));
-        d_variable_norm_d_s[step * 96 + m * 16 + i] = d_variable_norm_d_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int m = e % 6;
-        real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = acc + -d_variable_norm_d_s[step * 96 + m * 16 + i];
-        }
-        const real d_variable_norm_m_ = acc;
-        const real d_variable_norm_m_1_ = d_variable_norm_m_ * real(0.0625);
-        d_variable_norm_m_1_s[step * 6 + m] = d_variable_norm_m_1_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 768; e += 256) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
-        const int o = e % 16;
-        const real d_variable_s_ = d_variable_norm_d_s[step * 96 + m * 16 + o] + d_variable_norm_m_1_s[step * 6 + m];
-        d_variable_s_s[step * 96 + m * 16 + o] = d_variable_s_;
-        const real d_variable_gated_y_part1_ = d_variable_s_ * variable_gated_gate[step * 96 + m * 16 + o];
-        d_variable_gated_y_part1_s[step * 96 + m * 16 + o] = d_variable_gated_y_part1_;
-        const real d_variable_gated_gate_ = d_variable_s_ * (variable_gated_y_1[step * 96 + m * 16 + o] + variable_gated_b[m * 16 + o]);
-        const real d_variable_gated_gate_part1_ = d_variable_gated_gate_ * (variable_gated_gate[step * 96 + m * 16 + o] * (real(1) - variable_gated_gate[step * 96 + m * 16 + o]));
-        d_variable_gated_gate_part1_s[step * 96 + m * 16 + o] = d_variable_gated_gate_part1_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 768; e += 256) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
-        const int h = e % 16;
-        real acc = real(0);
-        for (int o = 0; o < 16; ++o) {
-            acc = unio_fma(d_variable_gated_y_part1_s[step * 96 + m * 16 + o], variable_gated_w[m * 256 + o * 16 + h], acc);
-        }
-        real acc2 = real(0);
-        for (int o = 0; o < 16; ++o) {
-            acc2 = unio_fma(d_variable_gated_gate_part1_s[step * 96 + m * 16 + o], variable_gated_w_gate[m * 256 + o * 16 + h], acc2);
-        }
-        const real d_variable_eta_1_ = acc + acc2;
-        d_variable_eta_1_s[step * 96 + m * 16 + h] = d_variable_eta_1_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 768; e += 256) {
-        const int step = e / 96;
-        const int m = e / 16 % 6;
-        const int h = e % 16;
-        real acc = real(0);
-        for (int h2 = 0; h2 < 16; ++h2) {
-            acc = unio_fma(d_variable_eta_1_s[step * 96 + m * 16 + h2], variable_w_1[m * 256 + h2 * 16 + h], acc);
-        }
-        const real d_variable_eta_2_ = acc;
-        const real d_variable_eta_2_part1_ = variable_eta_2_1[step * 96 + m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? d_variable_eta_2_ : real(0);
-        d_variable_eta_2_part1_s[step * 96 + m * 16 + h] = d_variable_eta_2_part1_;
-        const real d_variable_eta_2_2_ = variable_eta_2_1[step * 96 + m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? real(0) : d_variable_eta_2_;
-        const real d_variable_eta_2_2_part1_ = variable_eta_2_1[step * 96 + m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? real(0) : d_variable_eta_2_2_ == real(0) ? real(0) : d_variable_eta_2_2_ * variable_eta_2_2[step * 96 + m * 16 + h];
-        d_variable_eta_2_2_part1_s[step * 96 + m * 16 + h] = d_variable_eta_2_2_part1_;
-        const real d_variable_eta_2_1_ = d_variable_eta_2_part1_ + d_variable_eta_2_2_part1_;
-        d_variable_eta_2_1_s[step * 96 + m * 16 + h] = d_variable_eta_2_1_;
-    }
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int m = e % 6;
-        real acc = real(0);
-        for (int h = 0; h < 16; ++h) {
-            acc = unio_fma(d_y_total_s[step * 16 + h], variable_norm_y_s[step * 96 + m * 16 + h], acc);
-        }
-        const real d_mask_total_ = acc;
-        d_mask_total_s[step * 6 + m] = d_mask_total_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
-        real acc = real(0);
-        for (int m = 0; m < 6; ++m) {
-            acc = acc + (d_mask_total_s[step * 6 + m] == real(0) ? real(0) : -(d_mask_total_s[step * 6 + m] * mask[step * 6 + m] / mask_3[step]));
-        }
-        const real d_mask_3_ = acc;
-        d_mask_3_s[step] = d_mask_3_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int m = e % 6;
-        const real d_mask_2_ = (d_mask_total_s[step * 6 + m] == real(0) ? real(0) : d_mask_total_s[step * 6 + m] / mask_3[step]) + d_mask_3_s[step];
-        const real d_mask_2_part1_ = d_mask_2_ == real(0) ? real(0) : d_mask_2_ * mask_2[step * 6 + m];
-        d_mask_2_part1_s[step * 6 + m] = d_mask_2_part1_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
-        real acc = real(0);
-        for (int i = 0; i < 6; ++i) {
-            acc = unio_fma(d_mask_2_part1_s[step * 6 + i] * choice_norm_gamma[i], choice_norm_d_s[step * 6 + i], acc);
-        }
-        const real d_choice_norm_r_ = acc;
-        const real d_choice_norm_r_2_ = d_choice_norm_r_ == real(0) ? real(0) : -(d_choice_norm_r_ * choice_norm_r[step] / choice_norm_r_2[step]);
-        const real d_choice_norm_r_1_ = (d_choice_norm_r_2_ == real(0) ? real(0) : d_choice_norm_r_2_ * (real(0.5) / choice_norm_r_2[step])) * real(0.16666666666666666);
-        d_choice_norm_r_1_s[step] = d_choice_norm_r_1_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int i = e % 6;
-        const real d_choice_norm_d_ = unio_fma(d_choice_norm_r_1_s[step], choice_norm_d_s[step * 6 + i], unio_fma(d_mask_2_part1_s[step * 6 + i] * choice_norm_gamma[i], choice_norm_r[step], d_choice_norm_r_1_s[step] * choice_norm_d_s[step * 6 + i]));
-        d_choice_norm_d_s[step * 6 + i] = d_choice_norm_d_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 8) {
-        const int step = threadIdx.x;
-        real acc = real(0);
-        for (int i = 0; i < 6; ++i) {
-            acc = acc + -d_choice_norm_d_s[step * 6 + i];
-        }
-        const real d_choice_norm_m_ = acc;
-        const real d_choice_norm_m_1_ = d_choice_norm_m_ * real(0.16666666666666666);
-        d_choice_norm_m_1_s[step] = d_choice_norm_m_1_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 48) {
-        const int e = threadIdx.x;
-        const int step = e / 6;
-        const int o = e % 6;
-        const real d_choice_s_ = d_choice_norm_d_s[step * 6 + o] + d_choice_norm_m_1_s[step];
-        d_choice_s_s[step * 6 + o] = d_choice_s_;
-        const real d_choice_gated_y_part1_ = d_choice_s_ * choice_gated_gate[step * 6 + o];
-        d_choice_gated_y_part1_s[step * 6 + o] = d_choice_gated_y_part1_;
-        const real d_choice_gated_gate_ = d_choice_s_ * (choice_gated_y_1[step * 6 + o] + choice_gated_b[o]);
-        const real d_choice_gated_gate_part1_ = d_choice_gated_gate_ * (choice_gated_gate[step * 6 + o] * (real(1) - choice_gated_gate[step * 6 + o]));
-        d_choice_gated_gate_part1_s[step * 6 + o] = d_choice_gated_gate_part1_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
-        const int h = e % 16;
-        real acc = real(0);
-        for (int o = 0; o < 6; ++o) {
-            acc = unio_fma(d_choice_gated_y_part1_s[step * 6 + o], choice_gated_w[o * 16 + h], acc);
-        }
-        real acc2 = real(0);
-        for (int o = 0; o < 6; ++o) {
-            acc2 = unio_fma(d_choice_gated_gate_part1_s[step * 6 + o], choice_gated_w_gate[o * 16 + h], acc2);
-        }
-        const real d_choice_eta_1_ = acc + acc2;
-        d_choice_eta_1_s[step * 16 + h] = d_choice_eta_1_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
-        const int h = e % 16;
-        real acc = real(0);
-        for (int h2 = 0; h2 < 16; ++h2) {
-            acc = unio_fma(d_choice_eta_1_s[step * 16 + h2], choice_w_1[h2 * 16 + h], acc);
-        }
-        const real d_choice_eta_2_ = acc;
-        const real d_choice_eta_2_part1_ = choice_eta_2_1[step * 16 + h] + choice_b_2[h] > real(0) ? d_choice_eta_2_ : real(0);
-        d_choice_eta_2_part1_s[step * 16 + h] = d_choice_eta_2_part1_;
-        const real d_choice_eta_2_2_ = choice_eta_2_1[step * 16 + h] + choice_b_2[h] > real(0) ? real(0) : d_choice_eta_2_;
-        const real d_choice_eta_2_2_part1_ = choice_eta_2_1[step * 16 + h] + choice_b_2[h] > real(0) ? real(0) : d_choice_eta_2_2_ == real(0) ? real(0) : d_choice_eta_2_2_ * choice_eta_2_2[step * 16 + h];
-        d_choice_eta_2_2_part1[step * 16 + h] = d_choice_eta_2_2_part1_;
-        const real d_choice_eta_2_1_ = d_choice_eta_2_part1_ + d_choice_eta_2_2_part1_;
-        d_choice_eta_2_1[step * 16 + h] = d_choice_eta_2_1_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = acc + d_choice_eta_1_s[step * 16 + h];
-        }
-        const real d_choice_b_1_ = acc;
-        d_choice_b_1[h] = d_choice_b_1_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = acc2 + d_choice_eta_2_part1_s[step * 16 + h];
-        }
-        real acc3 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc3 = acc3 + d_choice_eta_2_2_part1[step * 16 + h];
-        }
-        const real d_choice_b_2_ = acc2 + acc3;
-        d_choice_b_2[h] = d_choice_b_2_;
-    }
-    if (threadIdx.x < 6) {
-        const int o = threadIdx.x;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = acc + d_choice_s_s[step * 6 + o];
-        }
-        const real d_choice_b_skip_ = acc;
-        d_choice_b_skip[o] = d_choice_b_skip_;
-    }
-    if (threadIdx.x < 256) {
-        const int e = threadIdx.x;
-        const int h = e / 16;
-        const int k = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_choice_eta_1_s[step * 16 + h], choice_eta_2_s[step * 16 + k], acc);
-        }
-        const real d_choice_w_1_ = acc;
-        d_choice_w_1[h * 16 + k] = d_choice_w_1_;
-    }
-    for (int e = threadIdx.x; e < 288; e += 256) {
-        const int h = e / 18;
-        const int i = e % 18;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_choice_eta_2_1[step * 16 + h], all[step * 18 + i], acc);
-        }
-        const real d_choice_w_2_ = acc;
-        d_choice_w_2[h * 18 + i] = d_choice_w_2_;
-    }
-    if (threadIdx.x < 108) {
-        const int e = threadIdx.x;
-        const int o = e / 18;
-        const int i = e % 18;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_choice_s_s[step * 6 + o], all[step * 18 + i], acc);
-        }
-        const real d_choice_w_skip_ = acc;
-        d_choice_w_skip[o * 18 + i] = d_choice_w_skip_;
-    }
-    if (threadIdx.x < 6) {
-        const int o = threadIdx.x;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = acc + d_choice_gated_y_part1_s[step * 6 + o];
-        }
-        const real d_choice_gated_b_ = acc;
-        d_choice_gated_b[o] = d_choice_gated_b_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = acc2 + d_choice_gated_gate_part1_s[step * 6 + o];
-        }
-        const real d_choice_gated_b_gate_ = acc2;
-        d_choice_gated_b_gate[o] = d_choice_gated_b_gate_;
-    }
-    if (threadIdx.x < 96) {
-        const int e = threadIdx.x;
-        const int o = e / 16;
-        const int h = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_choice_gated_y_part1_s[step * 6 + o], choice_eta_1_s[step * 16 + h], acc);
-        }
-        const real d_choice_gated_w_ = acc;
-        d_choice_gated_w[o * 16 + h] = d_choice_gated_w_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_choice_gated_gate_part1_s[step * 6 + o], choice_eta_1_s[step * 16 + h], acc2);
-        }
-        const real d_choice_gated_w_gate_ = acc2;
-        d_choice_gated_w_gate[o * 16 + h] = d_choice_gated_w_gate_;
-    }
-    if (threadIdx.x < 6) {
-        const int i = threadIdx.x;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = acc + d_mask_2_part1_s[step * 6 + i];
-        }
-        const real d_choice_norm_beta_ = acc;
-        d_choice_norm_beta[i] = d_choice_norm_beta_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_mask_2_part1_s[step * 6 + i], choice_norm_d_s[step * 6 + i] * choice_norm_r[step], acc2);
-        }
-        const real d_choice_norm_gamma_ = acc2;
-        d_choice_norm_gamma[i] = d_choice_norm_gamma_;
-    }
-    if (threadIdx.x < 96) {
-        const int e = threadIdx.x;
-        const int m = e / 16;
-        const int h = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = acc + d_variable_eta_1_s[step * 96 + m * 16 + h];
-        }
-        const real d_variable_b_1_ = acc;
-        d_variable_b_1[m * 16 + h] = d_variable_b_1_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = acc2 + d_variable_eta_2_part1_s[step * 96 + m * 16 + h];
-        }
-        real acc3 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc3 = acc3 + d_variable_eta_2_2_part1_s[step * 96 + m * 16 + h];
-        }
-        const real d_variable_b_2_ = acc2 + acc3;
-        d_variable_b_2[m * 16 + h] = d_variable_b_2_;
-        real acc4 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc4 = acc4 + d_variable_s_s[step * 96 + m * 16 + h];
-        }
-        const real d_variable_b_skip_ = acc4;
-        d_variable_b_skip[m * 16 + h] = d_variable_b_skip_;
-    }
-    for (int e = threadIdx.x; e < 1536; e += 256) {
-        const int m = e / 256;
-        const int h = e / 16 % 16;
-        const int k = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_variable_eta_1_s[step * 96 + m * 16 + h], variable_eta_2_s[step * 96 + m * 16 + k], acc);
-        }
-        const real d_variable_w_1_ = acc;
-        d_variable_w_1[m * 256 + h * 16 + k] = d_variable_w_1_;
-    }
-    for (int e = threadIdx.x; e < 288; e += 256) {
-        const int m = e / 48;
-        const int h = e / 3 % 16;
-        const int i = e % 3;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_variable_eta_2_1_s[step * 96 + m * 16 + h], x[step * 18 + m * 3 + i], acc);
-        }
-        const real d_variable_w_2_ = acc;
-        d_variable_w_2[m * 48 + h * 3 + i] = d_variable_w_2_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_variable_s_s[step * 96 + m * 16 + h], x[step * 18 + m * 3 + i], acc2);
-        }
-        const real d_variable_w_skip_ = acc2;
-        d_variable_w_skip[m * 48 + h * 3 + i] = d_variable_w_skip_;
-    }
-    if (threadIdx.x < 96) {
-        const int e = threadIdx.x;
-        const int m = e / 16;
-        const int o = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = acc + d_variable_gated_y_part1_s[step * 96 + m * 16 + o];
-        }
-        const real d_variable_gated_b_ = acc;
-        d_variable_gated_b[m * 16 + o] = d_variable_gated_b_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = acc2 + d_variable_gated_gate_part1_s[step * 96 + m * 16 + o];
-        }
-        const real d_variable_gated_b_gate_ = acc2;
-        d_variable_gated_b_gate[m * 16 + o] = d_variable_gated_b_gate_;
-    }
-    for (int e = threadIdx.x; e < 1536; e += 256) {
-        const int m = e / 256;
-        const int o = e / 16 % 16;
-        const int h = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_variable_gated_y_part1_s[step * 96 + m * 16 + o], variable_eta_1_s[step * 96 + m * 16 + h], acc);
-        }
-        const real d_variable_gated_w_ = acc;
-        d_variable_gated_w[m * 256 + o * 16 + h] = d_variable_gated_w_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_variable_gated_gate_part1_s[step * 96 + m * 16 + o], variable_eta_1_s[step * 96 + m * 16 + h], acc2);
-        }
-        const real d_variable_gated_w_gate_ = acc2;
-        d_variable_gated_w_gate[m * 256 + o * 16 + h] = d_variable_gated_w_gate_;
-    }
-    if (threadIdx.x < 96) {
-        const int e = threadIdx.x;
-        const int m = e / 16;
-        const int i = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = acc + d_variable_norm_y_s[step * 96 + m * 16 + i];
-        }
-        const real d_variable_norm_beta_ = acc;
-        d_variable_norm_beta[m * 16 + i] = d_variable_norm_beta_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_variable_norm_y_s[step * 96 + m * 16 + i], variable_norm_d_s[step * 96 + m * 16 + i] * variable_norm_r[step * 6 + m], acc2);
-        }
-        const real d_variable_norm_gamma_ = acc2;
-        d_variable_norm_gamma[m * 16 + i] = d_variable_norm_gamma_;
+    if (threadIdx.x < width && sum != nullptr) {
+        sum[0] = part[threadIdx.x];
     }
 }

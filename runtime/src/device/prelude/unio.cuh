@@ -13,8 +13,10 @@ typedef UNIO_REAL real;
 extern __shared__ __align__(128) unsigned char unio_shared_arena[];
 #define UNIO_SHARED(T, name, byte_offset) T* name = reinterpret_cast<T*>(unio_shared_arena + (byte_offset))
 #define UNIO_LIBM(name) ::name
+#define UNIO_UNROLL _Pragma("unroll")
 #else
 #define UNIO_LIBM(name) __builtin_##name
+#define UNIO_UNROLL
 #endif
 
 // Nobody else writes an IN; only its writer reads an OUT back; an INOUT may be shared between threads.
@@ -73,6 +75,23 @@ UNIO_DEVICE double unio_max(double a, double b) {
     if (b > a) return b;
     if (a == b) return __longlong_as_double(__double_as_longlong(a) & __double_as_longlong(b));
     return a == a ? a : b;
+}
+
+// What lanes that share an element have, joined in a fixed tree; every one of them gets the same bits.
+template <int LANES> UNIO_DEVICE unsigned unio_sharers() {
+    return LANES == 32 ? 0xffffffffu : ((1u << (LANES % 32)) - 1) << (threadIdx.x % 32 / LANES * LANES);
+}
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_sum(T x) {
+    for (int half = LANES / 2; half > 0; half /= 2) x = x + __shfl_xor_sync(unio_sharers<LANES>(), x, half);
+    return x;
+}
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_max(T x) {
+    for (int half = LANES / 2; half > 0; half /= 2) x = unio_max(x, __shfl_xor_sync(unio_sharers<LANES>(), x, half));
+    return x;
+}
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_min(T x) {
+    for (int half = LANES / 2; half > 0; half /= 2) x = unio_min(x, __shfl_xor_sync(unio_sharers<LANES>(), x, half));
+    return x;
 }
 
 // 2^k for -126 <= k <= 127.

@@ -1,0 +1,140 @@
+//! How many threads share an element of a phase: a long sum is split between lanes of a warp, where threads would be idle or
+//! would read a weight's rows a stride apart.
+
+use super::Parallel;
+use super::block::{Grouped, elements};
+use crate::math::{Expr, Program, Role, TensorId, VarId};
+
+/// Most threads of a block.
+pub(super) const MOST_THREADS: usize = 1024;
+/// Lanes of a warp.
+const WARP: usize = 32;
+/// Fewest terms that a lane sums where many elements run side by side; below, joining costs what splitting gains.
+const TERMS: usize = 16;
+/// The same where few elements are all there is to do.
+const TERMS_OF_FEW: usize = 4;
+/// So many elements are few.
+const FEW: usize = 8;
+/// Lanes that read neighbours of a weight's row: a sector of memory has 8 numbers.
+const SECTOR: usize = 8;
+
+/// Chooses the lanes of every phase.
+pub(super) fn choose(program: &Program, groups: &mut [Grouped]) {
+    for group in groups {
+        match group {
+            Grouped::Parallel(phase) => phase.lanes = outside(program, phase),
+            Grouped::Loop { body, .. } => body.iter_mut().for_each(|phase| phase.lanes = inside(program, phase)),
+        }
+    }
+}
+
+/// In a step of a scan: as many as there are threads and terms for.
+fn inside(program: &Program, phase: &Parallel) -> usize {
+    let (elements, terms) = (elements(program, phase), shortest(program, phase));
+    let least = if elements <= FEW { TERMS_OF_FEW } else { TERMS };
+    doubled(WARP, |lanes| terms >= lanes * least && elements * lanes <= MOST_THREADS)
+}
+
+/// Outside there is work for all threads; a weight's row is read together, and what is single is shared.
+fn outside(program: &Program, phase: &Parallel) -> usize {
+    let (elements, terms) = (elements(program, phase), shortest(program, phase));
+    match elements <= FEW {
+        true => doubled(WARP, |lanes| terms >= lanes * TERMS_OF_FEW),
+        false if reads_rows(program, phase) => doubled(SECTOR, |lanes| terms >= lanes * TERMS),
+        false => 1,
+    }
+}
+
+fn doubled(most: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let mut lanes = 1;
+    while lanes < most && fits(lanes * 2) {
+        lanes *= 2;
+    }
+    lanes
+}
+
+/// Terms of the shortest sum of a phase; 0 where there is none.
+fn shortest(program: &Program, phase: &Parallel) -> usize {
+    let sums = phase.items.iter().flat_map(|item| reductions(&item.assign.value));
+    sums.filter_map(|(vars, _)| Some(program.vars[*vars.last()?].extent)).min().unwrap_or(0)
+}
+
+/// The reductions of an equation: their variables, of which the last one's values are split, and what they join.
+fn reductions(value: &Expr) -> Vec<(Vec<VarId>, Expr)> {
+    let mut found = Vec::new();
+    value.visit(&mut |e| {
+        if let Expr::Reduce(_, vars, body) = e {
+            found.push((vars.clone(), (**body).clone()));
+        }
+    });
+    found
+}
+
+/// Whether a sum runs along the rows of a parameter.
+fn reads_rows(program: &Program, phase: &Parallel) -> bool {
+    let sums = phase.items.iter().flat_map(|item| reductions(&item.assign.value));
+    sums.into_iter().any(|(vars, body)| {
+        let mut along = false;
+        body.visit(&mut |e| {
+            if let Expr::Load(tensor, index) = e {
+                let last = vars.last().map(|var| Expr::Var(*var));
+                along |= program.tensors[*tensor].role == Role::Param && index.last() == last.as_ref();
+            }
+        });
+        along
+    })
+}
+
+/// Registers that a thread needs for everything else.
+const OTHER_REGISTERS: usize = 56;
+/// Registers of a multiprocessor, and most that a thread may have.
+const REGISTERS: usize = 65_536;
+const MOST_REGISTERS: usize = 255;
+/// Most elements of one tensor that a thread keeps: its loop is written out.
+const MOST_KEPT: usize = 64;
+
+/// Lets threads keep their part of a parameter through all steps, as long as there are registers: it is read once then.
+pub(super) fn keep_parameters(program: &Program, groups: &mut [Grouped], threads: u32) {
+    let threads = threads as usize;
+    let mut free = (REGISTERS / threads).min(MOST_REGISTERS).saturating_sub(OTHER_REGISTERS);
+    for group in groups {
+        let Grouped::Loop { body, .. } = group else { continue };
+        for phase in body.iter_mut().filter(|phase| elements(program, phase) * phase.lanes <= threads) {
+            for (tensor, count) in candidates(program, phase) {
+                if count <= free.min(MOST_KEPT) {
+                    free -= count;
+                    phase.kept.push(tensor);
+                }
+            }
+        }
+    }
+}
+
+/// Parameters that a phase reads once, each thread the same part at every step; and how many elements that is.
+fn candidates(program: &Program, phase: &Parallel) -> Vec<(TensorId, usize)> {
+    let sums: Vec<_> = phase.items.iter().flat_map(|item| reductions(&item.assign.value)).collect();
+    let mut found: Vec<(TensorId, usize)> = Vec::new();
+    for (vars, body) in &sums {
+        let [var] = vars.as_slice() else { continue };
+        let (terms, is_whole) = (program.vars[*var].extent, program.vars[*var].extent % phase.lanes == 0);
+        let mut loads = Vec::new();
+        body.visit(&mut |e| {
+            if let Expr::Load(tensor, index) = e {
+                let own = |i: &Expr| matches!(i, Expr::Var(v) if v == var || phase.vars.contains(v));
+                let is_param = program.tensors[*tensor].role == Role::Param;
+                loads.extend((is_param && is_whole && index.iter().all(own)).then_some(*tensor));
+            }
+        });
+        found.extend(loads.into_iter().map(|tensor| (tensor, terms / phase.lanes)));
+    }
+    let reads =
+        |tensor: TensorId| phase.items.iter().map(|item| count_loads(&item.assign.value, tensor)).sum::<usize>();
+    found.retain(|(tensor, _)| reads(*tensor) == 1);
+    found
+}
+
+fn count_loads(value: &Expr, tensor: TensorId) -> usize {
+    let mut count = 0;
+    value.visit(&mut |e| count += usize::from(matches!(e, Expr::Load(t, _) if *t == tensor)));
+    count
+}
