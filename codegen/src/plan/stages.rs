@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use unio_interface::{Access, Elem as Memory, Role as Outer};
 
 use super::order::{Node, NodeCount, Place};
-use super::step::{ELEMENT_THREADS, Planner, READ, REDUCED, SCRATCH, param_total, scratch_params, scratch_total};
+use super::step::{DEFERRED, ELEMENT_THREADS, Planner, READ, REDUCED, SCRATCH, param_total, scratch_params, scratch_total};
 use super::{BlockBody, Body, KernelPlan, Param, StageKernels, block, deferred, memory_elem};
 use crate::equations::{Reader, StageEquations};
 use crate::math::{Program, Role, TensorId};
@@ -131,7 +131,7 @@ impl Planner<'_> {
             params,
             body: Body::Gradients(body),
         });
-        let gives = BTreeSet::from([REDUCED.to_owned(), READ.to_owned()]);
+        let gives = BTreeSet::from([REDUCED, DEFERRED, READ].map(str::to_owned));
         self.add_block_node(stage, &program, kernel, args, needs, gives, GRADIENTS);
         kernel
     }
@@ -301,7 +301,8 @@ impl Planner<'_> {
             count: NodeCount::Fixed(columns),
             parts: None,
             args: vec![(String::from("gradient_scratch"), 0), (String::from("grads"), 0)],
-            needs: BTreeSet::from([SCRATCH.to_owned()]),
+            // It is last among those that write gradients, in a graph as in the launchers' types: it has the whole buffer.
+            needs: BTreeSet::from([SCRATCH, DEFERRED].map(str::to_owned)),
             gives: BTreeSet::from([REDUCED.to_owned()]),
             reads: Vec::new(),
             writes: BTreeSet::new(),
