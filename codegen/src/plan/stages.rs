@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use unio_interface::{Access, Elem as Memory, Role as Outer};
 
 use super::order::{Node, NodeCount, Place};
-use super::step::{DEFERRED, ELEMENT_THREADS, Planner, READ, REDUCED, SCRATCH, param_total, scratch_params, scratch_total};
+use super::step::{
+    DEFERRED, ELEMENT_THREADS, Planner, READ, REDUCED, SCRATCH, param_total, scratch_params, scratch_total,
+};
 use super::{BlockBody, Body, KernelPlan, Param, StageKernels, block, deferred, memory_elem};
 use crate::equations::{Reader, StageEquations};
 use crate::math::{Program, Role, TensorId};
