@@ -5,7 +5,10 @@ pub mod fixtures;
 use std::path::{Path, PathBuf};
 
 use unio::device::{Device, DeviceError, EmulatorOptions, Target, ThreadOrder};
-use unio_codegen::Compiled;
+use unio::interface::{Artefacts, Elem};
+use unio::random::Stream;
+use unio::{Session, SessionError};
+use unio_codegen::{Compiled, SetFiles, common, compile};
 
 /// Environment variable that chooses the device of tests that run kernels: `emulator` (default) or `cuda`.
 pub const DEVICE_VARIABLE: &str = "UNIO_TEST_DEVICE";
@@ -91,10 +94,57 @@ pub fn compile_edited(name: &str, sizes: &[(&str, usize)], edit: impl FnOnce(&st
 /// # Panics
 /// Where it does not compile, or where `specs/` is not found beside the fixtures' parent folder.
 pub fn compile_set(name: &str) -> Compiled {
-    let dir = fixture("../../specs").join(name);
-    let dir = if dir.is_dir() { dir } else { PathBuf::from("specs").join(name) };
-    let set = unio_codegen::build::Generated::of_dir(&dir).unwrap_or_else(|e| panic!("{e}"));
+    let set = unio_codegen::build::Generated::of_dir(&specs(name)).unwrap_or_else(|e| panic!("{e}"));
     set.compiled
+}
+
+/// Compiles a set of `specs/` with other sizes of its model, as [`compile_run`] does.
+///
+/// # Panics
+/// As [`compile_set`].
+pub fn compile_set_sized(name: &str, sizes: &[(&str, usize)]) -> Compiled {
+    let dir = specs(name);
+    let mut files = SetFiles::from_dir(&dir, &format!("specs/{name}")).unwrap_or_else(|e| panic!("{e}"));
+    for text in files.files.values_mut().filter(|text| text.contains("\n[model.")) {
+        *text = with_sizes(text, sizes);
+    }
+    let included = common::included(&files, Some(&dir)).unwrap_or_else(|e| panic!("{e}"));
+    compile(&files, &included, "").unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// A path below `specs/`, which a bundle has beside its programs.
+pub fn specs(path: &str) -> PathBuf {
+    let root = fixture("../../specs");
+    let root = if root.is_dir() { root } else { PathBuf::from("specs") };
+    root.join(path)
+}
+
+/// Something for every external buffer: `rows` rows where any number will do, labels of 0 and 1, days that passed, and
+/// indices below `rows`. Another number of rows is other data.
+///
+/// # Errors
+/// Where the device refuses.
+pub fn fill_externals(session: &mut Session, artefacts: &Artefacts, rows: usize) -> Result<(), SessionError> {
+    for buffer in artefacts.program.iter().flat_map(|p| &p.buffers).filter(|b| b.external) {
+        let row: usize = buffer.shape.iter().filter(|n| **n > 0).product();
+        let len = buffer.len.unwrap_or(rows * row);
+        if buffer.elem == Elem::I32 {
+            let values: Vec<i32> = (0..len).map(|n| (n % rows) as i32).collect();
+            session.write_named(&buffer.name, &values)?;
+            continue;
+        }
+        let stream = Stream::new(rows as u64, &buffer.name);
+        let value = |n| match (stream.symmetric(n), buffer.name.as_str()) {
+            (x, "gap") => 2.0 + x,
+            (x, name) if name.ends_with("label") => f64::from(x > 0.0),
+            (x, _) => x,
+        };
+        session.write_real(&buffer.name, &(0..len as u64).map(value).collect::<Vec<f64>>())?;
+    }
+    match artefacts.states.iter().any(|s| s.name == "rows") {
+        true => session.set_state_named("rows", rows as f64),
+        false => Ok(()),
+    }
 }
 
 /// Entries of the shared fixture that a model names; a block that no stage uses would be an error.

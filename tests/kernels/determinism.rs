@@ -2,9 +2,8 @@
 
 use unio::device::{Device, Real};
 use unio::interface::Artefacts;
-use unio::random::Stream;
 use unio::{Phase, Session};
-use unio_tests::{compile_run, compile_set, twin_devices};
+use unio_tests::{compile_run, compile_set, fill_externals, twin_devices};
 
 /// Every buffer after some steps, by name and as bits.
 pub(crate) type Bits = Vec<(String, Vec<u64>)>;
@@ -43,7 +42,7 @@ pub(crate) fn assert_same(what: &str, a: &Bits, b: &Bits) {
 
 pub(crate) fn steps(device: &Device, artefacts: &Artefacts, count: usize) -> Bits {
     let mut session = Session::new(device, artefacts, Real::F32).unwrap();
-    fill_externals(&mut session, artefacts);
+    fill_externals(&mut session, artefacts, 64).unwrap();
     session.init_params(11).unwrap();
     for _ in 0..count {
         session.run(Phase::Train).unwrap();
@@ -55,23 +54,4 @@ pub(crate) fn steps(device: &Device, artefacts: &Artefacts, count: usize) -> Bit
 pub(crate) fn bits(session: &Session) -> Bits {
     let bits = |name: &str| session.dump(name).unwrap().into_iter().map(f64::to_bits).collect();
     session.program().buffers.iter().map(|b| (b.name.clone(), bits(&b.name))).collect()
-}
-
-/// Something for every external buffer: 64 rows where any number will do.
-pub(crate) fn fill_externals(session: &mut Session, artefacts: &Artefacts) {
-    for buffer in artefacts.program.as_ref().unwrap().buffers.iter().filter(|b| b.external) {
-        let row: usize = buffer.shape.iter().filter(|n| **n > 0).product();
-        let len = buffer.len.unwrap_or(64 * row);
-        let stream = Stream::new(7, &buffer.name);
-        if buffer.elem == unio::interface::Elem::I32 {
-            let values: Vec<i32> = (0..len).map(|n| (n % 64) as i32).collect();
-            session.write_named(&buffer.name, &values).unwrap();
-        } else {
-            let values: Vec<f64> = (0..len).map(|n| stream.symmetric(n as u64)).collect();
-            session.write_real(&buffer.name, &values).unwrap();
-        }
-    }
-    if artefacts.states.iter().any(|s| s.name == "rows") {
-        session.set_state_named("rows", 64.0).unwrap();
-    }
 }

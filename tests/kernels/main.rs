@@ -4,6 +4,7 @@
 
 mod adjoints;
 mod determinism;
+mod edges;
 mod graphs;
 mod learning;
 mod producers;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use unio::device::Real;
 use unio::{Launching, Phase, Session};
-use unio_tests::{MANIFEST, compile_set, device};
+use unio_tests::{MANIFEST, compile_set, device, fill_externals};
 
 use crate::producers::normal;
 
@@ -38,7 +38,7 @@ fn timing() {
     }
     let artefacts = compile_set("perception").artefacts;
     let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
-    crate::determinism::fill_externals(&mut session, &artefacts);
+    fill_externals(&mut session, &artefacts, 64).unwrap();
     session.init_params(1).unwrap();
     for launching in [Launching::Eager, Launching::Graph] {
         session.set_launching(launching);

@@ -134,7 +134,7 @@ impl Planner<'_> {
             params,
             body: Body::Gradients(body),
         });
-        let gives = BTreeSet::from([REDUCED.to_owned(), READ.to_owned(), DEFERRED.to_owned()]);
+        let gives = BTreeSet::from([REDUCED, DEFERRED, READ].map(str::to_owned));
         self.add_block_node(stage, &program, kernel, args, needs, gives, GRADIENTS);
         kernel
     }
@@ -304,7 +304,8 @@ impl Planner<'_> {
             count: NodeCount::Fixed(columns),
             parts: None,
             args: vec![(String::from("gradient_scratch"), 0), (String::from("grads"), 0)],
-            needs: BTreeSet::from([SCRATCH.to_owned(), DEFERRED.to_owned()]),
+            // It is last among those that write gradients, in a graph as in the launchers' types: it has the whole buffer.
+            needs: BTreeSet::from([SCRATCH, DEFERRED].map(str::to_owned)),
             gives: BTreeSet::from([REDUCED.to_owned()]),
             reads: Vec::new(),
             writes: BTreeSet::new(),

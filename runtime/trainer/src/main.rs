@@ -1,6 +1,7 @@
 //! The command `trainer`: trains the generated model on market data, fold by fold.
 
 mod report;
+mod resume;
 mod train;
 
 use std::io::IsTerminal;
@@ -48,6 +49,12 @@ struct TrainArgs {
     /// Stop after so many folds.
     #[arg(long)]
     folds: Option<usize>,
+    /// Train this fold alone, counted from 1; what the folder holds of the others stays.
+    #[arg(long, conflicts_with = "folds")]
+    fold: Option<usize>,
+    /// Go on where a run stopped: folds that the folder holds whole are not trained again.
+    #[arg(long)]
+    resume: bool,
     /// Launch kernels one by one instead of a step's graph; the results are the same.
     #[arg(long)]
     eager: bool,
@@ -55,7 +62,16 @@ struct TrainArgs {
 
 impl Default for TrainArgs {
     fn default() -> Self {
-        Self { run: DEFAULT_RUN.into(), device: Target::Auto, out: None, epochs: None, folds: None, eager: false }
+        Self {
+            run: DEFAULT_RUN.into(),
+            device: Target::Auto,
+            out: None,
+            epochs: None,
+            folds: None,
+            fold: None,
+            resume: false,
+            eager: false,
+        }
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use unio::interface::Program;
 
 /// One epoch of one fold.
@@ -25,47 +25,98 @@ pub struct EpochMetrics {
     pub valid_auc: BTreeMap<String, Option<f64>>,
     /// Slots of the ISV by name.
     pub slots: BTreeMap<String, f32>,
-    /// Steps whose gradient was scaled down, and skipped because it was not finite.
+    /// Steps of the fold whose gradient was scaled down.
     pub steps_clipped: i32,
-    /// Since the run began.
+    /// Steps of the fold that were skipped because the gradient was not finite.
     pub steps_skipped: i32,
     /// Wall-clock seconds of training and test together.
     pub seconds: f64,
 }
 
+/// What is read again of a line of `metrics.jsonl`.
+#[derive(Debug, Deserialize)]
+pub struct Row {
+    fold: usize,
+    epoch: usize,
+    valid_auc: BTreeMap<String, Option<f64>>,
+}
+
+/// Lines of `metrics.jsonl` with what they say, as they stand there: figures that are kept are not written anew.
+pub struct Lines(Vec<(Row, String)>);
+
+impl Lines {
+    /// What a folder holds. A line that broke off, where a run was stopped, says nothing.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let path = folder.join(METRICS);
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            text => text.with_context(|| format!("{} cannot be read", path.display()))?,
+        };
+        let row = |line: &str| Some((serde_json::from_str(line).ok()?, line.to_owned()));
+        Ok(Self(text.lines().filter_map(row).collect()))
+    }
+
+    /// No line, for a run that begins anew.
+    pub fn none() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Whether there are lines of a fold for just these epochs.
+    pub fn has_all(&self, fold: usize, epochs: usize) -> bool {
+        let found = self.0.iter().filter(|(row, _)| row.fold == fold).map(|(row, _)| row.epoch);
+        found.eq(1..=epochs)
+    }
+
+    /// Leaves out a fold that is trained again.
+    pub fn drop_fold(&mut self, fold: usize) {
+        self.0.retain(|(row, _)| row.fold != fold);
+    }
+}
+
+/// Name of the file of metrics.
+const METRICS: &str = "metrics.jsonl";
+
 /// Writes metrics as they come.
 pub struct Report {
     file: File,
     folder: PathBuf,
-    rows: Vec<EpochMetrics>,
+    lines: Lines,
 }
 
 impl Report {
-    /// Makes the folder and an empty `metrics.jsonl` in it.
-    pub fn create(folder: &Path) -> Result<Self> {
+    /// Makes the folder and a `metrics.jsonl` in it that holds what is kept.
+    pub fn create(folder: &Path, kept: Lines) -> Result<Self> {
         fs::create_dir_all(folder)
             .with_context(|| format!("the folder {} cannot be made: name another with --out", folder.display()))?;
-        let path = folder.join("metrics.jsonl");
+        let path = folder.join(METRICS);
         let file = File::create(&path)
             .with_context(|| format!("{} cannot be written: name another folder with --out", path.display()))?;
-        Ok(Self { file, folder: folder.into(), rows: Vec::new() })
+        let mut report = Self { file, folder: folder.into(), lines: kept };
+        let kept: String = report.lines.0.iter().map(|(_, line)| format!("{line}\n")).collect();
+        report.write(&kept)?;
+        Ok(report)
+    }
+
+    fn write(&mut self, text: &str) -> Result<()> {
+        self.file.write_all(text.as_bytes()).with_context(|| format!("{METRICS} cannot be written: is the disk full?"))
     }
 
     /// Adds an epoch.
     pub fn epoch(&mut self, bar: &ProgressBar, metrics: EpochMetrics) -> Result<()> {
         let line = serde_json::to_string(&metrics)?;
-        writeln!(self.file, "{line}").context("metrics.jsonl cannot be written: is the disk full?")?;
+        self.write(&format!("{line}\n"))?;
         bar.suspend(|| println!("{}", describe(&metrics)));
-        self.rows.push(metrics);
+        let row = Row { fold: metrics.fold, epoch: metrics.epoch, valid_auc: metrics.valid_auc };
+        self.lines.0.push((row, line));
         Ok(())
     }
 
     /// Prints what the last epochs scored, and where the figures are.
     pub fn finish(&self, epochs: usize) {
-        let last: Vec<&EpochMetrics> = self.rows.iter().filter(|r| r.epoch == epochs).collect();
+        let last: Vec<&Row> = self.lines.0.iter().map(|(row, _)| row).filter(|r| r.epoch == epochs).collect();
         println!("\nTest AUC of the last epoch, mean over {} folds (a random guess scores 0.5):", last.len());
         for head in last.iter().flat_map(|r| r.valid_auc.keys()).collect::<std::collections::BTreeSet<_>>() {
-            let scores: Vec<f64> = last.iter().filter_map(|r| r.valid_auc[head]).collect();
+            let scores: Vec<f64> = last.iter().filter_map(|r| *r.valid_auc.get(head)?).collect();
             let list: Vec<String> = scores.iter().map(|s| format!("{s:.4}")).collect();
             println!("  {head:<12} {:.4}   ({})", scores.iter().sum::<f64>() / scores.len() as f64, list.join(", "));
         }

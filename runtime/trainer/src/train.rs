@@ -14,6 +14,7 @@ use unio::{Launching, Mirror, Phase, Session, When, metrics};
 use crate::TrainArgs;
 use crate::perception::{artefacts, buffers, states};
 use crate::report::{EpochMetrics, Report, memory, progress};
+use crate::resume;
 
 /// Trains a run as the arguments say.
 pub fn train(args: &TrainArgs) -> Result<()> {
@@ -29,16 +30,16 @@ pub fn train(args: &TrainArgs) -> Result<()> {
         program.model
     );
     check_states(&run, args)?;
-    let mut folds = load(&run)?;
-    folds.truncate(args.folds.unwrap_or(folds.len()));
+    let mut folds = chosen(load(&run)?, args)?;
     let device = Device::open(args.device)?;
     println!("{}\nDevice: {}\n{}", run.doc, device.describe(), memory(program));
     let mut session = Session::new(&device, artefacts(), Real::F32)?;
     session.set_launching(if args.eager { Launching::Eager } else { Launching::Graph });
     let mirror = session.mirror()?;
     let folder = args.out.clone().unwrap_or_else(|| ["out", &run.name].iter().collect());
+    let kept = resume::kept(args, &run, &folder, &mut folds, &mut session)?;
     let steps = folds.iter().map(|f| steps(f.train.len()) + steps(f.test.len())).sum::<usize>() * run.epochs;
-    let (report, bar) = (Report::create(&folder)?, progress(steps as u64));
+    let (report, bar) = (Report::create(&folder, kept)?, progress(steps as u64));
     let mut trainer = Trainer { run, session, mirror, report, bar };
     for fold in &folds {
         trainer.fold(fold)?;
@@ -46,6 +47,16 @@ pub fn train(args: &TrainArgs) -> Result<()> {
     trainer.bar.finish_and_clear();
     trainer.report.finish(trainer.run.epochs);
     Ok(())
+}
+
+/// The folds that the arguments ask for.
+fn chosen(mut folds: Vec<FoldData>, args: &TrainArgs) -> Result<Vec<FoldData>> {
+    folds.truncate(args.folds.unwrap_or(folds.len()));
+    let Some(number) = args.fold else { return Ok(folds) };
+    let count = folds.len();
+    folds.retain(|data| data.fold.number == number);
+    ensure!(!folds.is_empty(), "--fold {number}: the run has the folds 1 to {count}");
+    Ok(folds)
 }
 
 /// A run may set what the host sets, and nothing else; said before anything is written.
@@ -119,6 +130,7 @@ impl Trainer {
         for column in data.still_columns() {
             self.bar.suspend(|| println!("fold {}: {column}", data.fold.number));
         }
+        resume::forget(self.report.folder(), data.fold.number)?;
         self.begin(data)?;
         for epoch in 1..=self.run.epochs {
             let start = Instant::now();
@@ -126,12 +138,8 @@ impl Trainer {
             let metrics = self.test(data, epoch, train_loss, start)?;
             self.report.epoch(&self.bar, metrics)?;
         }
-        let path = self.report.folder().join(format!("fold-{}.safetensors", data.fold.number));
-        let about = BTreeMap::from([
-            ("run".to_owned(), self.run.name.clone()),
-            ("fold".to_owned(), data.fold.number.to_string()),
-        ]);
-        self.session.save(&path, &about)?;
+        let number = data.fold.number;
+        self.session.save(resume::checkpoint(self.report.folder(), number), &resume::about(&self.run, number))?;
         Ok(())
     }
 

@@ -7,6 +7,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use unio::data::{Bars, GROUPS};
+use unio::run::Run;
+
+#[path = "../../tests/baseline/mod.rs"]
+mod baseline;
+
+/// Days in a window of the model: K.
+const DAYS: usize = 8;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -31,26 +40,49 @@ fn refused(mut command: Command, out: &Path, says: &[&str]) {
     assert!(!out.exists(), "{} was left behind", out.display());
 }
 
-#[test]
-fn the_main_run_learns_volatility() {
+/// Trains a shipped run as it stands; its mean test AUC of volatility, and that of the two who learn nothing or little.
+fn scores(name: &str) -> (f64, f64, f64) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
-    let output =
-        trainer(&["train", "--device", "emulator", "--epochs", "3", "--out", out.to_str().unwrap()]).output().unwrap();
+    let path = root().join("specs/runs").join(name).with_extension("toml");
+    let args = ["train", path.to_str().unwrap(), "--device", "emulator", "--out", out.to_str().unwrap()];
+    let output = trainer(&args).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let run = Run::read(&path).unwrap();
+    check_outputs(&run, &out, &output);
     let rows = metrics(&out);
-    assert_eq!(rows.len(), 9);
-    let last: Vec<f64> =
-        rows.iter().filter(|r| r["epoch"] == 3).map(|r| r["valid_auc"]["volatility"].as_f64().unwrap()).collect();
-    let mean = last.iter().sum::<f64>() / last.len() as f64;
-    assert!(mean >= 0.78, "mean test AUC of the volatility head is {mean}: {last:?}");
+    let last = rows.iter().filter(|r| r["epoch"] == run.epochs);
+    let areas: Vec<f64> = last.map(|r| r["valid_auc"]["volatility"].as_f64().unwrap()).collect();
+    let bars = Bars::read(&run.data).unwrap();
+    let (regression, carried) =
+        (baseline::logistic_regression(&bars, &run.folds, DAYS), baseline::carry_forward(&bars, &run.folds, DAYS));
+    let mean = areas.iter().sum::<f64>() / areas.len() as f64;
+    println!("{name}: trained {mean:.4} {areas:.4?}, logistic regression {regression:.4}, carried {carried:.4}");
+    (mean, regression, carried)
+}
+
+fn check_outputs(run: &Run, out: &Path, output: &Output) {
+    let rows = metrics(out);
+    assert_eq!(rows.len(), 3 * run.epochs);
     for key in ["fold", "epoch", "train_loss", "valid_loss", "valid_auc", "slots"] {
         assert!(rows.iter().all(|r| r.get(key).is_some()), "{key}");
     }
     assert!(rows.iter().all(|r| r["slots"]["grad_norm"].as_f64().unwrap() > 0.0), "the control plane does not live");
     assert!((1..=3).all(|fold| out.join(format!("fold-{fold}.safetensors")).is_file()));
-    assert!(said(&output, "volatility"));
-    assert!(said(&output, "\nGradient scratch: 32 samples × "));
+    assert!(said(output, "volatility"));
+    assert!(said(output, "\nGradient scratch: 32 samples × "));
+}
+
+#[test]
+fn the_main_run_beats_a_logistic_regression() {
+    let (trained, regression, carried) = scores("sp500");
+    assert!(trained >= regression && trained > carried, "{trained}, {regression}, {carried}");
+}
+
+#[test]
+fn the_second_run_beats_a_logistic_regression() {
+    let (trained, regression, carried) = scores("nasdaq");
+    assert!(trained >= regression && trained > carried, "{trained}, {regression}, {carried}");
 }
 
 #[test]
@@ -67,6 +99,75 @@ fn two_runs_of_one_seed_give_the_same_bits() {
     let first = run("a", &[]);
     assert_eq!(first, run("b", &[]));
     assert_eq!(first, run("c", &["--eager"]), "launched one by one");
+}
+
+/// Metrics and checkpoints that a folder holds; how long it took is no part of what was found.
+fn found(out: &Path) -> (Vec<serde_json::Value>, Vec<Vec<u8>>) {
+    let mut rows = metrics(out);
+    rows.iter_mut().for_each(|r| drop(r.as_object_mut().unwrap().remove("seconds")));
+    let checkpoint = |fold| fs::read(out.join(format!("fold-{fold}.safetensors"))).unwrap();
+    (rows, (1..=3).map(checkpoint).collect())
+}
+
+/// Trains one epoch of a short run, whose folds are those of two years.
+fn short(dir: &Path, out: &Path, options: &[&str]) -> Output {
+    let text = fs::read_to_string(root().join("specs/data/sp500.csv")).unwrap();
+    let data = dir.join("short.csv");
+    fs::write(&data, text.lines().take(501).collect::<Vec<_>>().join("\n")).unwrap();
+    let run = run_file(dir, &[("data", &format!("{data:?}")), ("epochs", "2")]);
+    let args = ["train", run.to_str().unwrap(), "--device", "emulator", "--out", out.to_str().unwrap()];
+    trainer(&[&args, options].concat()).output().unwrap()
+}
+
+#[test]
+fn folds_one_by_one_give_what_one_go_gives() {
+    let dir = tempfile::tempdir().unwrap();
+    let [whole, parts] = ["whole", "parts"].map(|name| dir.path().join(name));
+    assert!(short(dir.path(), &whole, &[]).status.success());
+    for fold in ["1", "2", "3"] {
+        assert!(short(dir.path(), &parts, &["--fold", fold]).status.success());
+    }
+    assert_eq!(found(&whole), found(&parts));
+    // Again into the same folder: its lines take the place of those that were there.
+    assert!(short(dir.path(), &parts, &["--fold", "3"]).status.success());
+    assert_eq!(found(&whole), found(&parts));
+}
+
+#[test]
+fn a_run_that_was_stopped_goes_on_where_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let [whole, stopped] = ["whole", "stopped"].map(|name| dir.path().join(name));
+    assert!(short(dir.path(), &whole, &[]).status.success());
+    assert!(short(dir.path(), &stopped, &["--folds", "2"]).status.success());
+    // As if it had been stopped in the second fold, in the middle of a line.
+    fs::remove_file(stopped.join("fold-2.safetensors")).unwrap();
+    let text = fs::read_to_string(stopped.join("metrics.jsonl")).unwrap();
+    fs::write(stopped.join("metrics.jsonl"), &text[..text.len() - 40]).unwrap();
+    let output = short(dir.path(), &stopped, &["--resume"]);
+    assert!(said(&output, "fold 1 is there") && !said(&output, "fold 2 is there"));
+    assert_eq!(found(&whole), found(&stopped));
+    let lines = fs::read(stopped.join("metrics.jsonl")).unwrap();
+    assert!(said(&short(dir.path(), &stopped, &["--resume"]), "fold 3 is there"));
+    assert_eq!(fs::read(stopped.join("metrics.jsonl")).unwrap(), lines, "nothing is trained twice");
+    let other = short(dir.path(), &stopped, &["--resume", "--epochs", "1"]);
+    assert!(String::from_utf8_lossy(&other.stderr).contains("epochs: 2, not 1"));
+}
+
+#[test]
+fn a_fold_of_other_settings_or_none_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let none = short(dir.path(), &out, &["--fold", "4"]);
+    assert!(String::from_utf8_lossy(&none.stderr).contains("folds 1 to 3") && !out.exists());
+    assert!(short(dir.path(), &out, &["--fold", "1"]).status.success());
+    let run = run_file(
+        dir.path(),
+        &[("data", &format!("{:?}", dir.path().join("short.csv"))), ("epochs", "2"), ("seed", "9")],
+    );
+    let args = ["train", run.to_str().unwrap(), "--device", "emulator", "--out", out.to_str().unwrap(), "--resume"];
+    let other = trainer(&args).output().unwrap();
+    let text = String::from_utf8_lossy(&other.stderr);
+    assert!(!other.status.success() && text.contains("seed: 1, not 9"), "{text}");
 }
 
 fn metrics(out: &Path) -> Vec<serde_json::Value> {
@@ -124,8 +225,11 @@ fn an_unknown_key_of_a_run_is_shown_with_its_line() {
 fn an_unknown_state_model_or_feature_is_named() {
     refused_run(&[("model", "\"other\"")], &["other", "perception"]);
     refused_run(&[("state", "{ nonsense = 1.0 }")], &["nonsense", "learning_rate"]);
-    refused_run(&[("features", "[\"return_7\"]")], &["return_7", "return_5"]);
-    refused_run(&[("features", "[\"return_5\"]")], &["1 features", "10"]);
+    refused_run(&[("state", "{ learning_rate = [] }")], &["learning_rate", "no value"]);
+    refused_run(&[("features", "{ candle = [\"return_7\"] }")], &["return_7", "return_5"]);
+    refused_run(&[("features", "{ candle = [\"return_5\"] }")], &["candle", "volume"]);
+    let short = GROUPS.map(|(name, features)| format!("{name} = [\"{}\"]", features[0])).join(", ");
+    refused_run(&[("features", &format!("{{ {short} }}"))], &["candle", "1 features", "3"]);
 }
 
 #[test]
