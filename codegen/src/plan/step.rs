@@ -26,8 +26,6 @@ pub(super) const DEFERRED: &str = "deferred gradients";
 pub(super) const UPDATED: &str = "params";
 /// Value that stands for "every adjoint has written its part of the scratch".
 pub(super) const SCRATCH: &str = "gradient_scratch";
-/// Value that stands for "every deferred gradient stands where it belongs".
-pub(super) const DEFERRED: &str = "deferred gradients";
 /// Value that stands for "nobody reads this step's parameters any more".
 pub(super) const READ: &str = "params read";
 
