@@ -189,8 +189,9 @@ fn ops(list: &[Op], level: usize) -> String {
             Op::Do(text) => format!("{text};"),
             Op::Barrier => "__syncthreads();".to_owned(),
             Op::For { head, body } => format!("for ({head}) {{\n{}{indent}}}", ops(body, level + 1)),
-            Op::Unrolled { head, body } => {
-                format!("UNIO_UNROLL for ({head}) {{\n{}{indent}}}", ops(body, level + 1))
+            Op::Unrolled { head, times, body } => {
+                let times = times.map_or(String::new(), |times| times.to_string());
+                format!("UNIO_UNROLL({times}) for ({head}) {{\n{}{indent}}}", ops(body, level + 1))
             }
             Op::If { condition, body, otherwise } if otherwise.is_empty() => {
                 format!("if ({condition}) {{\n{}{indent}}}", ops(body, level + 1))

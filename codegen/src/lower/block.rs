@@ -26,6 +26,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
     let sample = body.single.then(|| namer.unique("sample"));
     let mut ops = Vec::new();
     let mut lowerer = Lowerer { body, threads: kernel.threads, names, shared_names, namer, kept: BTreeMap::new() };
+    lowerer.stage_parameters(&mut ops);
     lowerer.phases(&body.phases, &mut ops);
     let ops = match &sample {
         Some(sample) => one_by_one(kernel, names, sample, body.batch, ops),
@@ -109,6 +110,11 @@ impl PhasePlaces<'_> {
     }
 
     fn shared_index(&self, tensor: TensorId, index: &[String]) -> String {
+        if let Some(stride) = self.body.homes[&tensor].staged {
+            let shape = &self.body.program.tensors[tensor].shape;
+            let padded = [&shape[..shape.len() - 1], &[stride]].concat();
+            return flat(&padded, index);
+        }
         let skip = usize::from(self.body.homes[&tensor].one_step);
         flat(&self.body.program.tensors[tensor].shape[skip..], &index[skip..])
     }
@@ -153,6 +159,34 @@ impl Lowerer<'_> {
                     ops.push(Op::For { head, body: inner });
                 }
             }
+        }
+    }
+
+    /// Copies parameters into shared memory; neighbours are read together.
+    fn stage_parameters(&mut self, ops: &mut Vec<Op>) {
+        let mut any = false;
+        for (id, home) in &self.body.homes {
+            let (Some(stride), Some(global), Some(name)) = (home.staged, home.global, self.shared_names.get(id)) else {
+                continue;
+            };
+            let shape = &self.body.program.tensors[*id].shape;
+            let (len, row) = (shape.iter().product::<usize>(), shape[shape.len() - 1]);
+            let at = self.namer.unique("n");
+            let place = match stride == row {
+                true => format!("{name}[{at}]"),
+                false => format!("{name}[{at} / {row} * {stride} + {at} % {row}]"),
+            };
+            let copy = Op::Set { place, value: format!("{}[{at}]", self.names[global]) };
+            let head = format!("int {at} = threadIdx.x; {at} < {len}; {at} += {}", self.threads);
+            if self.body.single && !any {
+                ops.push(Op::Barrier);
+            }
+            ops.push(Op::For { head, body: vec![copy] });
+            self.namer.release(&at);
+            any = true;
+        }
+        if any {
+            ops.push(Op::Barrier);
         }
     }
 

@@ -294,7 +294,7 @@ impl Printer<'_> {
         };
         let mut all = vec![Op::Let { ty: "int", name: var.to_owned(), value }];
         all.extend(body);
-        Op::Unrolled { head: format!("int {turn} = 0; {turn} < {count}; ++{turn}"), body: all }
+        Op::Unrolled { head: format!("int {turn} = 0; {turn} < {count}; ++{turn}"), times: None, body: all }
     }
 
     fn loops(&self, vars: &[VarId], names: &[String], mut inner: Vec<Op>) -> Vec<Op> {

@@ -12,6 +12,8 @@ use crate::plan::{GradientsBody, KernelPlan};
 /// Names that such a kernel gives itself.
 pub(super) const OWN_NAMES: &[&str] = &["sum", "width", "part", "n", "half", "row", "column"];
 
+/// Turns of a sum that are written out together, so that their reads are on the way at the same time.
+const UNROLLED: usize = 4;
 /// Most elements of a tile: a warp's threads read neighbours. Smaller tensors leave more threads to each element's sum.
 const MOST_WIDTH: usize = 32;
 
@@ -130,7 +132,7 @@ impl Tiles<'_> {
         let mut ops = vec![Op::Let {
             ty: "int",
             name: tile.clone(),
-            value: if first == 0 { "blockIdx.x".into() } else { format!("blockIdx.x - {first}") },
+            value: if first == 0 { "int(blockIdx.x)".into() } else { format!("int(blockIdx.x) - {first}") },
         }];
         self.own_places(assign, matrix, &tile, &names, &mut ops);
         let sums: Vec<String> = (0..matrix.sums()).map(|_| printer.namer.unique("sum")).collect();
@@ -155,7 +157,7 @@ impl Tiles<'_> {
         for (n, own) in names.iter().enumerate().take(columns) {
             let offset = n * MOST_WIDTH;
             let column =
-                format!("{tile} % {across} * {} + threadIdx.x % {MOST_WIDTH} + {offset}", columns * MOST_WIDTH);
+                format!("{tile} % {across} * {} + int(threadIdx.x % {MOST_WIDTH}) + {offset}", columns * MOST_WIDTH);
             let value = format!("min({column}, {})", matrix.columns - 1);
             ops.push(Op::Let { ty: "int", name: own[last].clone(), value });
         }
@@ -310,7 +312,11 @@ impl Tiles<'_> {
         let (total, step) = (extents.iter().product::<usize>(), self.threads / width);
         // Samples, steps and whatever else may be more together than any one tensor has elements.
         let ty = if total + step > i32::MAX as usize { "long long" } else { "int" };
-        Op::For { head: format!("{ty} {at} = threadIdx.x / {width}; {at} < {total}; {at} += {step}"), body: ops }
+        let head = format!("{ty} {at} = threadIdx.x / {width}; {at} < {total}; {at} += {step}");
+        match total >= step * UNROLLED {
+            true => Op::Unrolled { head, times: Some(UNROLLED), body: ops },
+            false => Op::For { head, body: ops },
+        }
     }
 }
 

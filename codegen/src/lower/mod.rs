@@ -114,6 +114,8 @@ pub enum Op {
     Unrolled {
         /// Between the parentheses.
         head: String,
+        /// So many turns at a time; `None` for all.
+        times: Option<usize>,
         /// Inside.
         body: Vec<Op>,
     },

@@ -10,6 +10,10 @@ use crate::spec::entries::StageGrid;
 
 /// Shared memory that a block may take without leave, in f32 elements.
 const SHARED_BUDGET: usize = 12 * 1024 - 256;
+/// The same with copies of parameters, so that a block fits a multiprocessor in f64 too; and for a scan, which reads them at
+/// every step, in f32 alone.
+const STAGED_BUDGET: usize = 27 * 1024;
+const STAGED_BUDGET_OF_SCANS: usize = 50 * 1024;
 /// Fewest threads that a block is given by default, and most for what lies outside a scan.
 const THREADS: std::ops::RangeInclusive<usize> = 32..=256;
 
@@ -39,6 +43,7 @@ pub(super) fn plan(
     planner.place(&groups);
     let threads = schedule.threads.unwrap_or_else(|| default_threads(program, &groups));
     lanes::keep_parameters(program, &mut groups, threads);
+    planner.stage_parameters(&groups);
     let single = schedule.grid == StageGrid::Single;
     let mut barriers = Barriers { program, homes: &planner.homes, pending: Pending::default() };
     if single {
@@ -289,6 +294,23 @@ impl Planner<'_> {
             self.share(id, uses, &mut home);
         }
         home
+    }
+
+    /// Copies of parameters that are read again and again, as far as shared memory goes.
+    fn stage_parameters(&mut self, groups: &[Grouped]) {
+        for (in_loop, staged) in lanes::staged(self.program, groups) {
+            let shape = &self.program.tensors[staged.tensor].shape;
+            let len = shape[..shape.len() - 1].iter().product::<usize>() * staged.stride;
+            let most = if in_loop { STAGED_BUDGET_OF_SCANS } else { STAGED_BUDGET };
+            if self.reals + self.ints + len > most {
+                continue;
+            }
+            if let Some(home) = self.homes.get_mut(&staged.tensor) {
+                home.shared = Some(self.reals);
+                home.staged = Some(staged.stride);
+                self.reals += len;
+            }
+        }
     }
 
     /// Shared memory if it fits, else the sample's own part of a global buffer, read and written.

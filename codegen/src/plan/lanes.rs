@@ -13,6 +13,8 @@ const WARP: usize = 32;
 const TERMS: usize = 16;
 /// The same where few elements are all there is to do.
 const TERMS_OF_FEW: usize = 4;
+/// The same along a weight's row, which lanes read together.
+const TERMS_OF_ROWS: usize = 8;
 /// So many elements are few.
 const FEW: usize = 8;
 /// Lanes that read neighbours of a weight's row: a sector of memory has 8 numbers.
@@ -28,11 +30,13 @@ pub(super) fn choose(program: &Program, groups: &mut [Grouped]) {
     }
 }
 
-/// In a step of a scan: as many as there are threads and terms for.
+/// In a step of a scan: as many as there are threads and terms for. Where weights could stay in registers, the block is kept
+/// small: then each thread has many.
 fn inside(program: &Program, phase: &Parallel) -> usize {
     let (elements, terms) = (elements(program, phase), shortest(program, phase));
     let least = if elements <= FEW { TERMS_OF_FEW } else { TERMS };
-    doubled(WARP, |lanes| terms >= lanes * least && elements * lanes <= MOST_THREADS)
+    let most = if candidates(program, phase).is_empty() { MOST_THREADS } else { KEEPING_THREADS };
+    doubled(WARP, |lanes| terms >= lanes * least && elements * lanes <= most)
 }
 
 /// Outside there is work for all threads; a weight's row is read together, and what is single is shared.
@@ -40,7 +44,7 @@ fn outside(program: &Program, phase: &Parallel) -> usize {
     let (elements, terms) = (elements(program, phase), shortest(program, phase));
     match elements <= FEW {
         true => doubled(WARP, |lanes| terms >= lanes * TERMS_OF_FEW),
-        false if reads_rows(program, phase) => doubled(SECTOR, |lanes| terms >= lanes * TERMS),
+        false if reads_rows(program, phase) => doubled(SECTOR, |lanes| terms >= lanes * TERMS_OF_ROWS),
         false => 1,
     }
 }
@@ -85,8 +89,10 @@ fn reads_rows(program: &Program, phase: &Parallel) -> bool {
     })
 }
 
+/// Threads of a block that keeps weights in registers: with more, the registers of each would go to other things.
+const KEEPING_THREADS: usize = 256;
 /// Registers that a thread needs for everything else.
-const OTHER_REGISTERS: usize = 56;
+const OTHER_REGISTERS: usize = 48;
 /// Registers of a multiprocessor, and most that a thread may have.
 const REGISTERS: usize = 65_536;
 const MOST_REGISTERS: usize = 255;
@@ -137,4 +143,60 @@ fn count_loads(value: &Expr, tensor: TensorId) -> usize {
     let mut count = 0;
     value.visit(&mut |e| count += usize::from(matches!(e, Expr::Load(t, _) if *t == tensor)));
     count
+}
+
+/// A parameter that the block copies into shared memory at its start.
+pub(super) struct Staged {
+    pub(super) tensor: TensorId,
+    /// Elements from one row to the next: such that lanes and threads of a warp meet different banks.
+    pub(super) stride: usize,
+}
+
+/// Reads of one element of a parameter that make a copy worth while.
+const REUSE: usize = 4;
+/// Banks of shared memory.
+const BANKS: usize = 32;
+
+/// Parameters that are read again and again, and do not stay in registers: those of a scan first.
+pub(super) fn staged(program: &Program, groups: &[Grouped]) -> Vec<(bool, Staged)> {
+    let mut found: Vec<(bool, Staged)> = Vec::new();
+    for group in groups {
+        match group {
+            Grouped::Parallel(phase) => reused(program, phase, false, &mut found),
+            Grouped::Loop { body, .. } => body.iter().for_each(|phase| reused(program, phase, true, &mut found)),
+        }
+    }
+    found.sort_by_key(|(in_loop, _)| !*in_loop);
+    found
+}
+
+fn reused(program: &Program, phase: &Parallel, in_loop: bool, found: &mut Vec<(bool, Staged)>) {
+    for (vars, body) in phase.items.iter().flat_map(|item| reductions(&item.assign.value)) {
+        body.visit(&mut |e| {
+            let Expr::Load(tensor, index) = e else { return };
+            let is_param = program.tensors[*tensor].role == Role::Param && index.len() > 1;
+            let is_plain = index.iter().all(|i| matches!(i, Expr::Var(_)));
+            if !is_param || !is_plain || phase.kept.contains(tensor) || found.iter().any(|(_, s)| s.tensor == *tensor) {
+                return;
+            }
+            let others = phase.vars.iter().filter(|v| !index.contains(&Expr::Var(**v)));
+            let times: usize = others.map(|v| program.vars[*v].extent).product();
+            if in_loop || times >= REUSE {
+                let along = vars.last().is_some_and(|v| index.last() == Some(&Expr::Var(*v)));
+                let stride = padded(program, *tensor, along, phase.lanes);
+                found.push((in_loop, Staged { tensor: *tensor, stride }));
+            }
+        });
+    }
+}
+
+/// Threads of a warp read different rows at one column, or neighbours of one row: the rows begin at different banks.
+fn padded(program: &Program, tensor: TensorId, along: bool, lanes: usize) -> usize {
+    let row = program.tensors[tensor].shape.last().copied().unwrap_or(1);
+    let wanted = match (along, lanes) {
+        (true, lanes) => lanes,
+        (false, 1) => return row,
+        (false, lanes) => BANKS / lanes,
+    };
+    row + (wanted + BANKS - row % BANKS) % BANKS
 }

@@ -170,6 +170,8 @@ pub struct Home {
     pub one_step: bool,
     /// Index in the kernel's parameters.
     pub global: Option<usize>,
+    /// Of a parameter that the block copies into shared memory at its start: elements from one row to the next.
+    pub staged: Option<usize>,
 }
 
 /// A phase of a block kernel.

@@ -15,6 +15,8 @@ use crate::model::{Network, Stage, WireSource};
 use crate::names;
 use crate::spec::entries::Gradients;
 
+/// Threads that share the sums of a tile of deferred gradients.
+const GRADIENT_THREADS: u32 = 512;
 /// What the kernel of deferred gradients is called, after its stage.
 const GRADIENTS: &str = "gradients";
 
@@ -130,7 +132,7 @@ impl Planner<'_> {
             entry: stage.name.clone(),
             doc: format!("{} Gradients of its parameters, each one sum over the batch.", stage.doc),
             loc: stage.block_loc.clone(),
-            threads: ELEMENT_THREADS,
+            threads: GRADIENT_THREADS,
             params,
             body: Body::Gradients(body),
         });

@@ -4,7 +4,7 @@
 // One step of a closed-form continuous-time cell (Hasani et al. 2022): two candidate states, mixed by a gate that
 // depends on the time since the step before.
 // From `cfc` in unio:common/cfc.toml.
-UNIO_KERNEL(32) perception_cfc_forward(
+UNIO_KERNEL(64) perception_cfc_forward(
     UNIO_IN(real, dt),
     UNIO_OUT(real, h),
     UNIO_IN(real, x),
@@ -27,6 +27,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
     UNIO_OUT(real, u_3)
 ) {
     UNIO_SHARED(real, h_s, 0 * sizeof(real));
+    UNIO_SHARED(real, w_x_s, 160 * sizeof(real));
     UNIO_SHARED(real, u_s, 16 * sizeof(real));
     UNIO_SHARED(real, u_1_s, 32 * sizeof(real));
     dt = dt + size_t(blockIdx.x) * 8;
@@ -38,15 +39,23 @@ UNIO_KERNEL(32) perception_cfc_forward(
     f_2 = f_2 + size_t(blockIdx.x) * 128;
     s = s + size_t(blockIdx.x) * 128;
     u_3 = u_3 + size_t(blockIdx.x) * 128;
-    for (int e = threadIdx.x; e < 128; e += 32) {
+    for (int n = threadIdx.x; n < 256; n += 64) {
+        w_x_s[n / 16 * 34 + n % 16] = w_x[n];
+    }
+    __syncthreads();
+    for (int e = threadIdx.x / 2; e < 128; e += 32) {
+        const int lane = threadIdx.x % 2;
         const int step = e / 16;
         const int j = e % 16;
         real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(w_x[j * 16 + i], x[step * 16 + i], acc);
+        for (int i = lane; i < 16; i += 2) {
+            acc = unio_fma(w_x_s[j * 34 + i], x[step * 16 + i], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real u_1_ = acc;
-        u_1_s[step * 16 + j] = u_1_;
+        if (lane == 0) {
+            u_1_s[step * 16 + j] = u_1_;
+        }
     }
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
@@ -57,7 +66,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
     real w_h_r[16];
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
-        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
             const int k = turn;
             w_h_r[turn] = w_h[j * 16 + k];
         }
@@ -65,7 +74,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
     real w_1_r[16];
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
-        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
             const int k = turn;
             w_1_r[turn] = w_1[j * 16 + k];
         }
@@ -73,7 +82,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
     real w_2_r[16];
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
-        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
             const int k = turn;
             w_2_r[turn] = w_2[j * 16 + k];
         }
@@ -81,7 +90,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
     real w_a_r[16];
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
-        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
             const int k = turn;
             w_a_r[turn] = w_a[j * 16 + k];
         }
@@ -89,7 +98,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
     real w_t_r[16];
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
-        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
             const int k = turn;
             w_t_r[turn] = w_t[j * 16 + k];
         }
@@ -99,7 +108,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
         if (threadIdx.x < 16) {
             const int j = threadIdx.x;
             real acc = real(0);
-            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int k = turn;
                 acc = unio_fma(w_h_r[turn], h_s[k], acc);
             }
@@ -114,7 +123,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
         if (threadIdx.x < 16) {
             const int j = threadIdx.x;
             real acc = real(0);
-            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int k = turn;
                 acc = unio_fma(w_1_r[turn], u_s[k], acc);
             }
@@ -122,7 +131,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
             const real f_1_ = unio_tanh(f_1_1_ + b_1[j]);
             f_1[step * 16 + j] = f_1_;
             real acc2 = real(0);
-            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int k = turn;
                 acc2 = unio_fma(w_2_r[turn], u_s[k], acc2);
             }
@@ -130,14 +139,14 @@ UNIO_KERNEL(32) perception_cfc_forward(
             const real f_2_ = unio_tanh(f_2_1_ + b_2[j]);
             f_2[step * 16 + j] = f_2_;
             real acc3 = real(0);
-            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int k = turn;
                 acc3 = unio_fma(w_a_r[turn], u_s[k], acc3);
             }
             const real t_a_1_ = acc3;
             const real t_a_ = t_a_1_ + b_a[j];
             real acc4 = real(0);
-            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int k = turn;
                 acc4 = unio_fma(w_t_r[turn], u_s[k], acc4);
             }
@@ -188,6 +197,7 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     UNIO_OUT(real, d_w_x),
     UNIO_OUT(real, d_x)
 ) {
+    UNIO_SHARED(real, w_x_s, 656 * sizeof(real));
     UNIO_SHARED(real, d_h_carried_s, 0 * sizeof(real));
     UNIO_SHARED(real, d_s_part1_s, 16 * sizeof(real));
     UNIO_SHARED(real, d_t_a_s, 144 * sizeof(real));
@@ -215,6 +225,10 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     d_w_h = d_w_h + size_t(blockIdx.x) * 3103;
     d_w_x = d_w_x + size_t(blockIdx.x) * 3103;
     d_x = d_x + size_t(blockIdx.x) * 128;
+    for (int n = threadIdx.x; n < 256; n += 64) {
+        w_x_s[n] = w_x[n];
+    }
+    __syncthreads();
     if (threadIdx.x < 16) {
         const int k = threadIdx.x;
         const real d_h_carried_ = real(0);
@@ -223,7 +237,7 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     real w_t_r[16];
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
-        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
             const int j2 = turn;
             w_t_r[turn] = w_t[j2 * 16 + j];
         }
@@ -231,7 +245,7 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     real w_a_r[16];
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
-        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
             const int j2 = turn;
             w_a_r[turn] = w_a[j2 * 16 + j];
         }
@@ -239,7 +253,7 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     real w_2_r[16];
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
-        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
             const int j2 = turn;
             w_2_r[turn] = w_2[j2 * 16 + j];
         }
@@ -247,7 +261,7 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     real w_1_r[16];
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
-        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
             const int j2 = turn;
             w_1_r[turn] = w_1[j2 * 16 + j];
         }
@@ -255,7 +269,7 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     real w_h_r[16];
     if (threadIdx.x < 16) {
         const int k = threadIdx.x;
-        UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
             const int j = turn;
             w_h_r[turn] = w_h[j * 16 + k];
         }
@@ -280,22 +294,22 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
         if (threadIdx.x < 16) {
             const int j = threadIdx.x;
             real acc = real(0);
-            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int j2 = turn;
                 acc = unio_fma(d_s_part1_s[step * 16 + j2], w_t_r[turn], acc);
             }
             real acc2 = real(0);
-            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int j2 = turn;
                 acc2 = unio_fma(d_t_a_s[step * 16 + j2], w_a_r[turn], acc2);
             }
             real acc3 = real(0);
-            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int j2 = turn;
                 acc3 = unio_fma(d_f_2_part1_s[step * 16 + j2], w_2_r[turn], acc3);
             }
             real acc4 = real(0);
-            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int j2 = turn;
                 acc4 = unio_fma(d_f_1_part1_s[step * 16 + j2], w_1_r[turn], acc4);
             }
@@ -308,7 +322,7 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
         if (threadIdx.x < 16) {
             const int k = threadIdx.x;
             real acc = real(0);
-            UNIO_UNROLL for (int turn = 0; turn < 16; ++turn) {
+            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int j = turn;
                 acc = unio_fma(d_u_3_part1_s[step * 16 + j], w_h_r[turn], acc);
             }
@@ -322,7 +336,7 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
         const int i = e % 16;
         real acc = real(0);
         for (int j = 0; j < 16; ++j) {
-            acc = unio_fma(d_u_3_part1_s[step * 16 + j], w_x[j * 16 + i], acc);
+            acc = unio_fma(d_u_3_part1_s[step * 16 + j], w_x_s[j * 16 + i], acc);
         }
         const real d_x_ = acc;
         d_x[step * 16 + i] = d_x_;

@@ -35,6 +35,12 @@ UNIO_KERNEL(128) perception_mamba_forward(
     UNIO_OUT(real, r_3)
 ) {
     UNIO_SHARED(real, state_s, 0 * sizeof(real));
+    UNIO_SHARED(real, w_b_s, 3066 * sizeof(real));
+    UNIO_SHARED(real, w_c_s, 3338 * sizeof(real));
+    UNIO_SHARED(real, w_dt_s, 3610 * sizeof(real));
+    UNIO_SHARED(real, w_out_s, 3678 * sizeof(real));
+    UNIO_SHARED(real, w_v_s, 2522 * sizeof(real));
+    UNIO_SHARED(real, w_z_s, 1978 * sizeof(real));
     UNIO_SHARED(real, state_next_s, 128 * sizeof(real));
     UNIO_SHARED(real, z_s, 1152 * sizeof(real));
     UNIO_SHARED(real, v_s, 1280 * sizeof(real));
@@ -66,68 +72,108 @@ UNIO_KERNEL(128) perception_mamba_forward(
     head_y_1 = head_y_1 + size_t(blockIdx.x) * 128;
     s_1 = s_1 + size_t(blockIdx.x) * 128;
     r_3 = r_3 + size_t(blockIdx.x) * 8;
+    for (int n = threadIdx.x; n < 128; n += 128) {
+        w_b_s[n / 16 * 34 + n % 16] = w_b[n];
+    }
+    for (int n = threadIdx.x; n < 128; n += 128) {
+        w_c_s[n / 16 * 34 + n % 16] = w_c[n];
+    }
+    for (int n = threadIdx.x; n < 32; n += 128) {
+        w_dt_s[n / 16 * 34 + n % 16] = w_dt[n];
+    }
+    for (int n = threadIdx.x; n < 256; n += 128) {
+        w_out_s[n / 8 * 33 + n % 8] = w_out[n];
+    }
+    for (int n = threadIdx.x; n < 256; n += 128) {
+        w_v_s[n / 16 * 34 + n % 16] = w_v[n];
+    }
+    for (int n = threadIdx.x; n < 256; n += 128) {
+        w_z_s[n / 16 * 34 + n % 16] = w_z[n];
+    }
+    __syncthreads();
     if (threadIdx.x < 2) {
         const int g = threadIdx.x;
         const real head_decay_1_ = unio_exp(head_a_log[g]);
         head_decay_1_s[g] = head_decay_1_;
         head_decay_1[g] = head_decay_1_;
     }
-    if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
+    for (int e = threadIdx.x / 2; e < 128; e += 64) {
+        const int lane = threadIdx.x % 2;
         const int step = e / 16;
         const int g = e / 8 % 2;
         const int p = e % 8;
         real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(w_z[g * 128 + p * 16 + i], x[step * 16 + i], acc);
+        for (int i = lane; i < 16; i += 2) {
+            acc = unio_fma(w_z_s[g * 272 + p * 34 + i], x[step * 16 + i], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real z_ = acc;
-        z_s[step * 16 + g * 8 + p] = z_;
-        z[step * 16 + g * 8 + p] = z_;
-        real acc2 = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc2 = unio_fma(w_v[g * 128 + p * 16 + i], x[step * 16 + i], acc2);
+        if (lane == 0) {
+            z_s[step * 16 + g * 8 + p] = z_;
+            z[step * 16 + g * 8 + p] = z_;
         }
+        real acc2 = real(0);
+        for (int i = lane; i < 16; i += 2) {
+            acc2 = unio_fma(w_v_s[g * 272 + p * 34 + i], x[step * 16 + i], acc2);
+        }
+        acc2 = unio_lanes_sum<2>(acc2);
         const real v_ = acc2;
-        v_s[step * 16 + g * 8 + p] = v_;
-        v[step * 16 + g * 8 + p] = v_;
+        if (lane == 0) {
+            v_s[step * 16 + g * 8 + p] = v_;
+            v[step * 16 + g * 8 + p] = v_;
+        }
     }
-    if (threadIdx.x < 64) {
-        const int e = threadIdx.x;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
+        const int lane = threadIdx.x % 2;
         const int step = e / 8;
         const int n = e % 8;
         real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(w_b[n * 16 + i], x[step * 16 + i], acc);
+        for (int i = lane; i < 16; i += 2) {
+            acc = unio_fma(w_b_s[n * 34 + i], x[step * 16 + i], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real bx_ = acc;
-        bx_s[step * 8 + n] = bx_;
-        bx[step * 8 + n] = bx_;
-        real acc2 = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc2 = unio_fma(w_c[n * 16 + i], x[step * 16 + i], acc2);
+        if (lane == 0) {
+            bx_s[step * 8 + n] = bx_;
+            bx[step * 8 + n] = bx_;
         }
+        real acc2 = real(0);
+        for (int i = lane; i < 16; i += 2) {
+            acc2 = unio_fma(w_c_s[n * 34 + i], x[step * 16 + i], acc2);
+        }
+        acc2 = unio_lanes_sum<2>(acc2);
         const real cx_ = acc2;
-        cx_s[step * 8 + n] = cx_;
-        cx[step * 8 + n] = cx_;
+        if (lane == 0) {
+            cx_s[step * 8 + n] = cx_;
+            cx[step * 8 + n] = cx_;
+        }
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int e = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x / 2;
+        const int lane = threadIdx.x % 2;
         const int step = e / 2;
         const int g = e % 2;
         real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(w_dt[g * 16 + i], x[step * 16 + i], acc);
+        for (int i = lane; i < 16; i += 2) {
+            acc = unio_fma(w_dt_s[g * 34 + i], x[step * 16 + i], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real dt_ = acc;
-        dt[step * 2 + g] = dt_;
+        if (lane == 0) {
+            dt[step * 2 + g] = dt_;
+        }
         const real head_delta_ = unio_softplus(dt_ + head_dt_bias[g]);
-        head_delta_s[step * 2 + g] = head_delta_;
-        head_delta[step * 2 + g] = head_delta_;
+        if (lane == 0) {
+            head_delta_s[step * 2 + g] = head_delta_;
+            head_delta[step * 2 + g] = head_delta_;
+        }
         const real head_decay_ = unio_exp(-head_delta_ * head_decay_1_s[g]);
-        head_decay_s[step * 2 + g] = head_decay_;
-        head_decay[step * 2 + g] = head_decay_;
+        if (lane == 0) {
+            head_decay_s[step * 2 + g] = head_decay_;
+            head_decay[step * 2 + g] = head_decay_;
+        }
     }
     if (threadIdx.x < 128) {
         const int e = threadIdx.x;
@@ -225,7 +271,7 @@ UNIO_KERNEL(128) perception_mamba_forward(
         real acc = real(0);
         for (int g = 0; g < 2; ++g) {
             for (int p = 0; p < 8; ++p) {
-                acc = unio_fma(w_out[i * 16 + g * 8 + p], q_s[step * 16 + g * 8 + p], acc);
+                acc = unio_fma(w_out_s[i * 66 + g * 33 + p], q_s[step * 16 + g * 8 + p], acc);
             }
         }
         const real y_1_ = acc;
@@ -277,6 +323,13 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     UNIO_OUT(real, d_w_z),
     UNIO_OUT(real, d_head_a_log)
 ) {
+    UNIO_SHARED(real, gamma_s, 2618 * sizeof(real));
+    UNIO_SHARED(real, w_b_s, 2846 * sizeof(real));
+    UNIO_SHARED(real, w_c_s, 2718 * sizeof(real));
+    UNIO_SHARED(real, w_dt_s, 2686 * sizeof(real));
+    UNIO_SHARED(real, w_out_s, 2362 * sizeof(real));
+    UNIO_SHARED(real, w_v_s, 2974 * sizeof(real));
+    UNIO_SHARED(real, w_z_s, 3230 * sizeof(real));
     UNIO_SHARED(real, head_y_s, 0 * sizeof(real));
     UNIO_SHARED(real, d_y_total_s, 128 * sizeof(real));
     UNIO_SHARED(real, d_state_carried_s, 256 * sizeof(real));
@@ -323,6 +376,28 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     d_w_v = d_w_v + size_t(blockIdx.x) * 3103;
     d_w_z = d_w_z + size_t(blockIdx.x) * 3103;
     d_head_a_log = d_head_a_log + size_t(blockIdx.x) * 3103;
+    for (int n = threadIdx.x; n < 16; n += 128) {
+        gamma_s[n / 8 * 34 + n % 8] = gamma[n];
+    }
+    for (int n = threadIdx.x; n < 128; n += 128) {
+        w_b_s[n] = w_b[n];
+    }
+    for (int n = threadIdx.x; n < 128; n += 128) {
+        w_c_s[n] = w_c[n];
+    }
+    for (int n = threadIdx.x; n < 32; n += 128) {
+        w_dt_s[n] = w_dt[n];
+    }
+    for (int n = threadIdx.x; n < 256; n += 128) {
+        w_out_s[n] = w_out[n];
+    }
+    for (int n = threadIdx.x; n < 256; n += 128) {
+        w_v_s[n] = w_v[n];
+    }
+    for (int n = threadIdx.x; n < 256; n += 128) {
+        w_z_s[n] = w_z[n];
+    }
+    __syncthreads();
     if (threadIdx.x < 128) {
         const int e = threadIdx.x;
         const int step = e / 16;
@@ -346,7 +421,7 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const int p = e % 8;
         real acc = real(0);
         for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(d_y_total_s[step * 16 + i], w_out[i * 16 + g * 8 + p], acc);
+            acc = unio_fma(d_y_total_s[step * 16 + i], w_out_s[i * 16 + g * 8 + p], acc);
         }
         const real d_q_ = acc;
         d_q_s[step * 16 + g * 8 + p] = d_q_;
@@ -358,7 +433,7 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         real acc = real(0);
         for (int g = 0; g < 2; ++g) {
             for (int p = lane; p < 8; p += 2) {
-                acc = unio_fma(d_q_s[step * 16 + g * 8 + p], gamma[g * 8 + p] * s[step * 16 + g * 8 + p], acc);
+                acc = unio_fma(d_q_s[step * 16 + g * 8 + p], gamma_s[g * 34 + p] * s[step * 16 + g * 8 + p], acc);
             }
         }
         acc = unio_lanes_sum<2>(acc);
@@ -383,7 +458,7 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const int step = e / 16;
         const int g = e / 8 % 2;
         const int p = e % 8;
-        const real d_s_ = unio_fma(d_r_1_s[step * 2 + g], s[step * 16 + g * 8 + p], unio_fma(d_q_s[step * 16 + g * 8 + p] * r[step], gamma[g * 8 + p], d_r_1_s[step * 2 + g] * s[step * 16 + g * 8 + p]));
+        const real d_s_ = unio_fma(d_r_1_s[step * 2 + g], s[step * 16 + g * 8 + p], unio_fma(d_q_s[step * 16 + g * 8 + p] * r[step], gamma_s[g * 34 + p], d_r_1_s[step * 2 + g] * s[step * 16 + g * 8 + p]));
         d_s_s[step * 16 + g * 8 + p] = d_s_;
         const real d_s_1_ = d_s_ * head_y_s[step * 16 + g * 8 + p] * z[step * 16 + g * 8 + p];
         d_s_1_s[step * 16 + g * 8 + p] = d_s_1_;
@@ -488,26 +563,26 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const int i = e % 16;
         real acc = real(0);
         for (int g = 0; g < 2; ++g) {
-            acc = unio_fma(d_head_delta_part1_s[step * 2 + g], w_dt[g * 16 + i], acc);
+            acc = unio_fma(d_head_delta_part1_s[step * 2 + g], w_dt_s[g * 16 + i], acc);
         }
         real acc2 = real(0);
         for (int n = 0; n < 8; ++n) {
-            acc2 = unio_fma(d_cx_s[step * 8 + n], w_c[n * 16 + i], acc2);
+            acc2 = unio_fma(d_cx_s[step * 8 + n], w_c_s[n * 16 + i], acc2);
         }
         real acc3 = real(0);
         for (int n = 0; n < 8; ++n) {
-            acc3 = unio_fma(d_bx_s[step * 8 + n], w_b[n * 16 + i], acc3);
+            acc3 = unio_fma(d_bx_s[step * 8 + n], w_b_s[n * 16 + i], acc3);
         }
         real acc4 = real(0);
         for (int g = 0; g < 2; ++g) {
             for (int p = 0; p < 8; ++p) {
-                acc4 = unio_fma(d_v_s[step * 16 + g * 8 + p], w_v[g * 128 + p * 16 + i], acc4);
+                acc4 = unio_fma(d_v_s[step * 16 + g * 8 + p], w_v_s[g * 128 + p * 16 + i], acc4);
             }
         }
         real acc5 = real(0);
         for (int g = 0; g < 2; ++g) {
             for (int p = 0; p < 8; ++p) {
-                acc5 = unio_fma(d_z_s[step * 16 + g * 8 + p], w_z[g * 128 + p * 16 + i], acc5);
+                acc5 = unio_fma(d_z_s[step * 16 + g * 8 + p], w_z_s[g * 128 + p * 16 + i], acc5);
             }
         }
         const real d_x_ = d_y_total_s[step * 16 + i] + acc + acc2 + acc3 + acc4 + acc5;

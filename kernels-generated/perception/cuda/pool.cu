@@ -3,7 +3,7 @@
 
 // Additive attention over the steps of a sequence: a weighted mean of its states.
 // From `pool` in unio:common/attention.toml.
-UNIO_KERNEL(32) perception_pool_forward(
+UNIO_KERNEL(64) perception_pool_forward(
     UNIO_IN(real, h),
     UNIO_IN(real, b),
     UNIO_IN(real, v),
@@ -14,6 +14,7 @@ UNIO_KERNEL(32) perception_pool_forward(
     UNIO_OUT(real, alpha_2),
     UNIO_OUT(real, alpha_3)
 ) {
+    UNIO_SHARED(real, w_s, 154 * sizeof(real));
     UNIO_SHARED(real, t_s, 0 * sizeof(real));
     UNIO_SHARED(real, e_s, 128 * sizeof(real));
     UNIO_SHARED(real, alpha_s, 136 * sizeof(real));
@@ -26,17 +27,25 @@ UNIO_KERNEL(32) perception_pool_forward(
     alpha = alpha + size_t(blockIdx.x) * 8;
     alpha_2 = alpha_2 + size_t(blockIdx.x) * 8;
     alpha_3 = alpha_3 + size_t(blockIdx.x) * 1;
-    for (int e = threadIdx.x; e < 128; e += 32) {
+    for (int n = threadIdx.x; n < 256; n += 64) {
+        w_s[n / 16 * 34 + n % 16] = w[n];
+    }
+    __syncthreads();
+    for (int e = threadIdx.x / 2; e < 128; e += 32) {
+        const int lane = threadIdx.x % 2;
         const int k = e / 16;
         const int a = e % 16;
         real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(w[a * 16 + i], h[k * 16 + i], acc);
+        for (int i = lane; i < 16; i += 2) {
+            acc = unio_fma(w_s[a * 34 + i], h[k * 16 + i], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real t_1_ = acc;
         const real t_ = unio_tanh(t_1_ + b[a]);
-        t_s[k * 16 + a] = t_;
-        t[k * 16 + a] = t_;
+        if (lane == 0) {
+            t_s[k * 16 + a] = t_;
+            t[k * 16 + a] = t_;
+        }
     }
     __syncthreads();
     if (threadIdx.x < 32) {
@@ -121,6 +130,7 @@ UNIO_KERNEL(64) perception_pool_adjoint(
     UNIO_OUT(real, d_b),
     UNIO_OUT(real, d_w)
 ) {
+    UNIO_SHARED(real, w_s, 161 * sizeof(real));
     UNIO_SHARED(real, d_z_total_s, 0 * sizeof(real));
     UNIO_SHARED(real, d_alpha_s, 16 * sizeof(real));
     UNIO_SHARED(real, d_alpha_3_s, 24 * sizeof(real));
@@ -136,6 +146,10 @@ UNIO_KERNEL(64) perception_pool_adjoint(
     d_v = d_v + size_t(blockIdx.x) * 3103;
     d_b = d_b + size_t(blockIdx.x) * 3103;
     d_w = d_w + size_t(blockIdx.x) * 3103;
+    for (int n = threadIdx.x; n < 256; n += 64) {
+        w_s[n] = w[n];
+    }
+    __syncthreads();
     if (threadIdx.x < 16) {
         const int i = threadIdx.x;
         const real d_z_total_ = d_z[i];
@@ -189,7 +203,7 @@ UNIO_KERNEL(64) perception_pool_adjoint(
         const int i = e % 16;
         real acc = real(0);
         for (int a = 0; a < 16; ++a) {
-            acc = unio_fma(d_t_part1_s[k * 16 + a], w[a * 16 + i], acc);
+            acc = unio_fma(d_t_part1_s[k * 16 + a], w_s[a * 16 + i], acc);
         }
         const real d_h_ = unio_fma(d_z_total_s[i], alpha[k], acc);
         d_h[k * 16 + i] = d_h_;

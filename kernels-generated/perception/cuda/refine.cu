@@ -41,50 +41,73 @@ UNIO_KERNEL(32) perception_refine_forward(
     gated_y_1 = gated_y_1 + size_t(blockIdx.x) * 16;
     norm_m_1 = norm_m_1 + size_t(blockIdx.x) * 1;
     norm_r_2 = norm_r_2 + size_t(blockIdx.x) * 1;
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int h = threadIdx.x / 2;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
+        for (int i = lane; i < 16; i += 2) {
             acc = unio_fma(w_2[h * 16 + i], a[i], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real eta_2_1_ = acc;
-        eta_2_1[h] = eta_2_1_;
+        if (lane == 0) {
+            eta_2_1[h] = eta_2_1_;
+        }
         const real eta_2_2_ = unio_exp(eta_2_1_ + b_2[h] > real(0) ? real(0) : eta_2_1_ + b_2[h]);
-        eta_2_2[h] = eta_2_2_;
+        if (lane == 0) {
+            eta_2_2[h] = eta_2_2_;
+        }
         const real eta_2_ = eta_2_1_ + b_2[h] > real(0) ? eta_2_1_ + b_2[h] : eta_2_2_ - real(1);
-        eta_2_s[h] = eta_2_;
+        if (lane == 0) {
+            eta_2_s[h] = eta_2_;
+        }
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int h = threadIdx.x / 2;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int k = 0; k < 16; ++k) {
+        for (int k = lane; k < 16; k += 2) {
             acc = unio_fma(w_1[h * 16 + k], eta_2_s[k], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real eta_1_1_ = acc;
-        eta_1_1[h] = eta_1_1_;
+        if (lane == 0) {
+            eta_1_1[h] = eta_1_1_;
+        }
         const real eta_1_ = eta_1_1_ + b_1[h];
-        eta_1_s[h] = eta_1_;
+        if (lane == 0) {
+            eta_1_s[h] = eta_1_;
+        }
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int o = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int o = threadIdx.x / 2;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int h = 0; h < 16; ++h) {
+        for (int h = lane; h < 16; h += 2) {
             acc = unio_fma(gated_w_gate[o * 16 + h], eta_1_s[h], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real gated_gate_1_ = acc;
         const real gated_gate_ = unio_sigmoid(gated_gate_1_ + gated_b_gate[o]);
-        gated_gate[o] = gated_gate_;
+        if (lane == 0) {
+            gated_gate[o] = gated_gate_;
+        }
         real acc2 = real(0);
-        for (int h = 0; h < 16; ++h) {
+        for (int h = lane; h < 16; h += 2) {
             acc2 = unio_fma(gated_w[o * 16 + h], eta_1_s[h], acc2);
         }
+        acc2 = unio_lanes_sum<2>(acc2);
         const real gated_y_1_ = acc2;
-        gated_y_1[o] = gated_y_1_;
+        if (lane == 0) {
+            gated_y_1[o] = gated_y_1_;
+        }
         const real gated_y_ = gated_gate_ * (gated_y_1_ + gated_b[o]);
         const real s_ = a[o] + gated_y_;
-        s_s[o] = s_;
+        if (lane == 0) {
+            s_s[o] = s_;
+        }
     }
     __syncthreads();
     if (threadIdx.x < 4) {
@@ -321,7 +344,7 @@ UNIO_KERNEL(32) perception_refine_adjoint(
 // Gated residual network, without context; sizes agree, so the skip is the identity. Gradients of its parameters,
 // each one sum over the batch.
 // From `refine` in unio:common/grn.toml.
-UNIO_KERNEL(256) perception_refine_gradients(
+UNIO_KERNEL(512) perception_refine_gradients(
     UNIO_IN(real, a),
     UNIO_IN(real, eta_2),
     UNIO_IN(real, eta_1),
@@ -355,7 +378,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
         if (e < 16) {
             const int h = e;
             sum = d_b_1 + e;
-            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 16; s < 256; s += 32) {
                 const int b = s;
                 acc = acc + d_eta_1[b * 16 + h];
             }
@@ -367,7 +390,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
         if (e < 16) {
             const int h = e;
             sum = d_b_2 + e;
-            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 16; s < 256; s += 32) {
                 const int b = s;
                 acc = acc + (d_eta_2_part1[b * 16 + h] + d_eta_2_2_part1[b * 16 + h]);
             }
@@ -380,7 +403,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
             const int h = e / 16;
             const int k = e % 16;
             sum = d_w_1 + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_eta_1[b * 16 + h], eta_2[b * 16 + k], acc);
             }
@@ -393,7 +416,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
             const int h = e / 16;
             const int i = e % 16;
             sum = d_w_2 + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_eta_2_1[b * 16 + h], a[b * 16 + i], acc);
             }
@@ -405,7 +428,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
         if (e < 16) {
             const int o = e;
             sum = d_gated_b + e;
-            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 16; s < 256; s += 32) {
                 const int b = s;
                 acc = acc + d_gated_y_part1[b * 16 + o];
             }
@@ -417,7 +440,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
         if (e < 16) {
             const int o = e;
             sum = d_gated_b_gate + e;
-            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 16; s < 256; s += 32) {
                 const int b = s;
                 acc = acc + d_gated_gate_part1[b * 16 + o];
             }
@@ -430,7 +453,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
             const int o = e / 16;
             const int h = e % 16;
             sum = d_gated_w + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_gated_y_part1[b * 16 + o], eta_1[b * 16 + h], acc);
             }
@@ -443,7 +466,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
             const int o = e / 16;
             const int h = e % 16;
             sum = d_gated_w_gate + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_gated_gate_part1[b * 16 + o], eta_1[b * 16 + h], acc);
             }
@@ -455,7 +478,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
         if (e < 16) {
             const int i = e;
             sum = d_norm_beta + e;
-            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 16; s < 256; s += 32) {
                 const int b = s;
                 acc = acc + d_y_total[b * 16 + i];
             }
@@ -467,7 +490,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
         if (e < 16) {
             const int i = e;
             sum = d_norm_gamma + e;
-            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 16; s < 256; s += 32) {
                 const int b = s;
                 acc = unio_fma(d_y_total[b * 16 + i], norm_d[b * 16 + i] * norm_r[b], acc);
             }
@@ -475,7 +498,7 @@ UNIO_KERNEL(256) perception_refine_gradients(
     }
     part[threadIdx.x] = acc;
     __syncthreads();
-    for (int half = 128; half >= width; half /= 2) {
+    for (int half = 256; half >= width; half /= 2) {
         if (threadIdx.x < half) {
             part[threadIdx.x] = part[threadIdx.x] + part[threadIdx.x + half];
         }

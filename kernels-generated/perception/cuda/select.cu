@@ -4,7 +4,7 @@
 // Variable selection network: each variable through a network of its own, mixed by weights that all of them
 // decide.
 // From `select` in unio:common/vsn.toml.
-UNIO_KERNEL(32) perception_select_forward(
+UNIO_KERNEL(64) perception_select_forward(
     UNIO_IN(real, x),
     UNIO_OUT(real, mask),
     UNIO_OUT(real, y),
@@ -105,30 +105,44 @@ UNIO_KERNEL(32) perception_select_forward(
         all[f] = all_;
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int h = threadIdx.x / 2;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int i = 0; i < 18; ++i) {
+        for (int i = lane; i < 18; i += 2) {
             acc = unio_fma(choice_w_2[h * 18 + i], all_s[i], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real choice_eta_2_1_ = acc;
-        choice_eta_2_1[h] = choice_eta_2_1_;
+        if (lane == 0) {
+            choice_eta_2_1[h] = choice_eta_2_1_;
+        }
         const real choice_eta_2_2_ = unio_exp(choice_eta_2_1_ + choice_b_2[h] > real(0) ? real(0) : choice_eta_2_1_ + choice_b_2[h]);
-        choice_eta_2_2[h] = choice_eta_2_2_;
+        if (lane == 0) {
+            choice_eta_2_2[h] = choice_eta_2_2_;
+        }
         const real choice_eta_2_ = choice_eta_2_1_ + choice_b_2[h] > real(0) ? choice_eta_2_1_ + choice_b_2[h] : choice_eta_2_2_ - real(1);
-        choice_eta_2_s[h] = choice_eta_2_;
+        if (lane == 0) {
+            choice_eta_2_s[h] = choice_eta_2_;
+        }
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int h = threadIdx.x / 2;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int k = 0; k < 16; ++k) {
+        for (int k = lane; k < 16; k += 2) {
             acc = unio_fma(choice_w_1[h * 16 + k], choice_eta_2_s[k], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real choice_eta_1_1_ = acc;
-        choice_eta_1_1[h] = choice_eta_1_1_;
+        if (lane == 0) {
+            choice_eta_1_1[h] = choice_eta_1_1_;
+        }
         const real choice_eta_1_ = choice_eta_1_1_ + choice_b_1[h];
-        choice_eta_1_s[h] = choice_eta_1_;
+        if (lane == 0) {
+            choice_eta_1_s[h] = choice_eta_1_;
+        }
     }
     __syncthreads();
     if (threadIdx.x < 24) {
@@ -238,7 +252,7 @@ UNIO_KERNEL(32) perception_select_forward(
         mask_s[m] = mask_;
         mask[m] = mask_;
     }
-    for (int e = threadIdx.x; e < 96; e += 32) {
+    for (int e = threadIdx.x; e < 96; e += 64) {
         const int m = e / 16;
         const int h = e % 16;
         real acc = real(0);
@@ -253,7 +267,7 @@ UNIO_KERNEL(32) perception_select_forward(
         variable_eta_2_s[m * 16 + h] = variable_eta_2_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 32) {
+    for (int e = threadIdx.x; e < 96; e += 64) {
         const int m = e / 16;
         const int h = e % 16;
         real acc = real(0);
@@ -274,25 +288,34 @@ UNIO_KERNEL(32) perception_select_forward(
         variable_skip_s[m * 16 + h] = variable_skip_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 32) {
+    for (int e = threadIdx.x / 2; e < 96; e += 32) {
+        const int lane = threadIdx.x % 2;
         const int m = e / 16;
         const int o = e % 16;
         real acc = real(0);
-        for (int h = 0; h < 16; ++h) {
+        for (int h = lane; h < 16; h += 2) {
             acc = unio_fma(variable_gated_w_gate[m * 256 + o * 16 + h], variable_eta_1_s[m * 16 + h], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real variable_gated_gate_1_ = acc;
         const real variable_gated_gate_ = unio_sigmoid(variable_gated_gate_1_ + variable_gated_b_gate[m * 16 + o]);
-        variable_gated_gate[m * 16 + o] = variable_gated_gate_;
+        if (lane == 0) {
+            variable_gated_gate[m * 16 + o] = variable_gated_gate_;
+        }
         real acc2 = real(0);
-        for (int h = 0; h < 16; ++h) {
+        for (int h = lane; h < 16; h += 2) {
             acc2 = unio_fma(variable_gated_w[m * 256 + o * 16 + h], variable_eta_1_s[m * 16 + h], acc2);
         }
+        acc2 = unio_lanes_sum<2>(acc2);
         const real variable_gated_y_1_ = acc2;
-        variable_gated_y_1[m * 16 + o] = variable_gated_y_1_;
+        if (lane == 0) {
+            variable_gated_y_1[m * 16 + o] = variable_gated_y_1_;
+        }
         const real variable_gated_y_ = variable_gated_gate_ * (variable_gated_y_1_ + variable_gated_b[m * 16 + o]);
         const real variable_s_ = variable_skip_s[m * 16 + o] + variable_gated_y_;
-        variable_s_s[m * 16 + o] = variable_s_;
+        if (lane == 0) {
+            variable_s_s[m * 16 + o] = variable_s_;
+        }
     }
     __syncthreads();
     if (threadIdx.x < 24) {
@@ -313,7 +336,7 @@ UNIO_KERNEL(32) perception_select_forward(
         }
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 32) {
+    for (int e = threadIdx.x; e < 96; e += 64) {
         const int m = e / 16;
         const int i = e % 16;
         const real variable_norm_d_ = variable_s_s[m * 16 + i] - variable_norm_m_s[m];
@@ -340,7 +363,7 @@ UNIO_KERNEL(32) perception_select_forward(
         }
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 32) {
+    for (int e = threadIdx.x; e < 96; e += 64) {
         const int m = e / 16;
         const int i = e % 16;
         const real variable_norm_y_ = unio_fma(variable_norm_gamma[m * 16 + i], variable_norm_d_s[m * 16 + i] * variable_norm_r_s[m], variable_norm_beta[m * 16 + i]);
@@ -750,7 +773,7 @@ UNIO_KERNEL(32) perception_select_adjoint(
 // Variable selection network: each variable through a network of its own, mixed by weights that all of them
 // decide. Gradients of its parameters, each one sum over the batch.
 // From `select` in unio:common/vsn.toml.
-UNIO_KERNEL(256) perception_select_gradients(
+UNIO_KERNEL(512) perception_select_gradients(
     UNIO_IN(real, x),
     UNIO_IN(real, all),
     UNIO_IN(real, choice_eta_2),
@@ -812,7 +835,7 @@ UNIO_KERNEL(256) perception_select_gradients(
         if (e < 16) {
             const int h = e;
             sum = d_choice_b_1 + e;
-            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 16; s < 256; s += 32) {
                 const int b = s;
                 acc = acc + d_choice_eta_1[b * 16 + h];
             }
@@ -824,7 +847,7 @@ UNIO_KERNEL(256) perception_select_gradients(
         if (e < 16) {
             const int h = e;
             sum = d_choice_b_2 + e;
-            for (int s = threadIdx.x / 16; s < 256; s += 16) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 16; s < 256; s += 32) {
                 const int b = s;
                 acc = acc + (d_choice_eta_2_part1[b * 16 + h] + d_choice_eta_2_2_part1[b * 16 + h]);
             }
@@ -836,7 +859,7 @@ UNIO_KERNEL(256) perception_select_gradients(
         if (e < 6) {
             const int o = e;
             sum = d_choice_b_skip + e;
-            for (int s = threadIdx.x / 8; s < 256; s += 32) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 8; s < 256; s += 64) {
                 const int b = s;
                 acc = acc + d_choice_s[b * 6 + o];
             }
@@ -849,7 +872,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int h = e / 16;
             const int k = e % 16;
             sum = d_choice_w_1 + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_choice_eta_1[b * 16 + h], choice_eta_2[b * 16 + k], acc);
             }
@@ -862,7 +885,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int h = e / 18;
             const int i = e % 18;
             sum = d_choice_w_2 + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_choice_eta_2_1[b * 16 + h], all[b * 18 + i], acc);
             }
@@ -875,7 +898,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int o = e / 18;
             const int i = e % 18;
             sum = d_choice_w_skip + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_choice_s[b * 6 + o], all[b * 18 + i], acc);
             }
@@ -887,7 +910,7 @@ UNIO_KERNEL(256) perception_select_gradients(
         if (e < 6) {
             const int o = e;
             sum = d_choice_gated_b + e;
-            for (int s = threadIdx.x / 8; s < 256; s += 32) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 8; s < 256; s += 64) {
                 const int b = s;
                 acc = acc + d_choice_gated_y_part1[b * 6 + o];
             }
@@ -899,7 +922,7 @@ UNIO_KERNEL(256) perception_select_gradients(
         if (e < 6) {
             const int o = e;
             sum = d_choice_gated_b_gate + e;
-            for (int s = threadIdx.x / 8; s < 256; s += 32) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 8; s < 256; s += 64) {
                 const int b = s;
                 acc = acc + d_choice_gated_gate_part1[b * 6 + o];
             }
@@ -912,7 +935,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int o = e / 16;
             const int h = e % 16;
             sum = d_choice_gated_w + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_choice_gated_y_part1[b * 6 + o], choice_eta_1[b * 16 + h], acc);
             }
@@ -925,7 +948,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int o = e / 16;
             const int h = e % 16;
             sum = d_choice_gated_w_gate + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_choice_gated_gate_part1[b * 6 + o], choice_eta_1[b * 16 + h], acc);
             }
@@ -937,7 +960,7 @@ UNIO_KERNEL(256) perception_select_gradients(
         if (e < 6) {
             const int i = e;
             sum = d_choice_norm_beta + e;
-            for (int s = threadIdx.x / 8; s < 256; s += 32) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 8; s < 256; s += 64) {
                 const int b = s;
                 acc = acc + d_mask_2_part1[b * 6 + i];
             }
@@ -949,7 +972,7 @@ UNIO_KERNEL(256) perception_select_gradients(
         if (e < 6) {
             const int i = e;
             sum = d_choice_norm_gamma + e;
-            for (int s = threadIdx.x / 8; s < 256; s += 32) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 8; s < 256; s += 64) {
                 const int b = s;
                 acc = unio_fma(d_mask_2_part1[b * 6 + i], choice_norm_d[b * 6 + i] * choice_norm_r[b], acc);
             }
@@ -962,7 +985,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int m = e / 16;
             const int h = e % 16;
             sum = d_variable_b_1 + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = acc + d_variable_eta_1[b * 96 + m * 16 + h];
             }
@@ -975,7 +998,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int m = e / 16;
             const int h = e % 16;
             sum = d_variable_b_2 + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = acc + (d_variable_eta_2_part1[b * 96 + m * 16 + h] + d_variable_eta_2_2_part1[b * 96 + m * 16 + h]);
             }
@@ -988,7 +1011,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int m = e / 16;
             const int o = e % 16;
             sum = d_variable_b_skip + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = acc + d_variable_s[b * 96 + m * 16 + o];
             }
@@ -1002,7 +1025,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int h = e / 16 % 16;
             const int k = e % 16;
             sum = d_variable_w_1 + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_variable_eta_1[b * 96 + m * 16 + h], variable_eta_2[b * 96 + m * 16 + k], acc);
             }
@@ -1016,7 +1039,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int h = e / 3 % 16;
             const int i = e % 3;
             sum = d_variable_w_2 + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_variable_eta_2_1[b * 96 + m * 16 + h], x[b * 18 + m * 3 + i], acc);
             }
@@ -1030,7 +1053,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int o = e / 3 % 16;
             const int i = e % 3;
             sum = d_variable_w_skip + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_variable_s[b * 96 + m * 16 + o], x[b * 18 + m * 3 + i], acc);
             }
@@ -1043,7 +1066,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int m = e / 16;
             const int o = e % 16;
             sum = d_variable_gated_b + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = acc + d_variable_gated_y_part1[b * 96 + m * 16 + o];
             }
@@ -1056,7 +1079,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int m = e / 16;
             const int o = e % 16;
             sum = d_variable_gated_b_gate + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = acc + d_variable_gated_gate_part1[b * 96 + m * 16 + o];
             }
@@ -1070,7 +1093,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int o = e / 16 % 16;
             const int h = e % 16;
             sum = d_variable_gated_w + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_variable_gated_y_part1[b * 96 + m * 16 + o], variable_eta_1[b * 96 + m * 16 + h], acc);
             }
@@ -1084,7 +1107,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int o = e / 16 % 16;
             const int h = e % 16;
             sum = d_variable_gated_w_gate + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_variable_gated_gate_part1[b * 96 + m * 16 + o], variable_eta_1[b * 96 + m * 16 + h], acc);
             }
@@ -1097,7 +1120,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int m = e / 16;
             const int i = e % 16;
             sum = d_variable_norm_beta + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = acc + d_variable_norm_y[b * 96 + m * 16 + i];
             }
@@ -1110,7 +1133,7 @@ UNIO_KERNEL(256) perception_select_gradients(
             const int m = e / 16;
             const int i = e % 16;
             sum = d_variable_norm_gamma + e;
-            for (int s = threadIdx.x / 32; s < 256; s += 8) {
+            UNIO_UNROLL(4) for (int s = threadIdx.x / 32; s < 256; s += 16) {
                 const int b = s;
                 acc = unio_fma(d_variable_norm_y[b * 96 + m * 16 + i], variable_norm_d[b * 96 + m * 16 + i] * variable_norm_r[b * 6 + m], acc);
             }
@@ -1118,7 +1141,7 @@ UNIO_KERNEL(256) perception_select_gradients(
     }
     part[threadIdx.x] = acc;
     __syncthreads();
-    for (int half = 128; half >= width; half /= 2) {
+    for (int half = 256; half >= width; half /= 2) {
         if (threadIdx.x < half) {
             part[threadIdx.x] = part[threadIdx.x] + part[threadIdx.x + half];
         }

@@ -13,10 +13,11 @@ typedef UNIO_REAL real;
 extern __shared__ __align__(128) unsigned char unio_shared_arena[];
 #define UNIO_SHARED(T, name, byte_offset) T* name = reinterpret_cast<T*>(unio_shared_arena + (byte_offset))
 #define UNIO_LIBM(name) ::name
-#define UNIO_UNROLL _Pragma("unroll")
+#define UNIO_PRAGMA(text) _Pragma(#text)
+#define UNIO_UNROLL(times) UNIO_PRAGMA(unroll times)
 #else
 #define UNIO_LIBM(name) __builtin_##name
-#define UNIO_UNROLL
+#define UNIO_UNROLL(times)
 #endif
 
 // Nobody else writes an IN; only its writer reads an OUT back; an INOUT may be shared between threads.
