@@ -5,7 +5,7 @@ pub mod fixtures;
 use std::path::{Path, PathBuf};
 
 use unio::device::{Device, DeviceError, EmulatorOptions, Target, ThreadOrder};
-use unio_codegen::Compiled;
+use unio_codegen::{Compiled, SetFiles};
 
 /// Environment variable that chooses the device of tests that run kernels: `emulator` (default) or `cuda`.
 pub const DEVICE_VARIABLE: &str = "UNIO_TEST_DEVICE";
@@ -91,10 +91,25 @@ pub fn compile_edited(name: &str, sizes: &[(&str, usize)], edit: impl FnOnce(&st
 /// # Panics
 /// Where it does not compile, or where `specs/` is not found beside the fixtures' parent folder.
 pub fn compile_set(name: &str) -> Compiled {
-    let dir = fixture("../../specs").join(name);
-    let dir = if dir.is_dir() { dir } else { PathBuf::from("specs").join(name) };
+    let dir = set_dir(name);
     let set = unio_codegen::build::Generated::of_dir(&dir).unwrap_or_else(|e| panic!("{e}"));
     set.compiled
+}
+
+/// The same with other sizes of its model, as [`compile_run`] takes them.
+///
+/// # Panics
+/// As [`compile_set`].
+pub fn compile_set_sized(name: &str, sizes: &[(&str, usize)]) -> Compiled {
+    let set = SetFiles::from_dir(&set_dir(name), name).unwrap_or_else(|e| panic!("{e}"));
+    let edited: Vec<(&String, String)> = set.files.iter().map(|(path, text)| (path, with_sizes(text, sizes))).collect();
+    let texts: Vec<(&str, &str)> = edited.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+    unio_codegen::compile_texts(&texts).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn set_dir(name: &str) -> PathBuf {
+    let dir = fixture("../../specs").join(name);
+    if dir.is_dir() { dir } else { PathBuf::from("specs").join(name) }
 }
 
 /// Entries of the shared fixture that a model names; a block that no stage uses would be an error.

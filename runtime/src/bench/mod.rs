@@ -3,9 +3,11 @@
 //! A [`Part`] is made of launches that are cut out of a set's step. It is data like the set itself, so that whatever runs a
 //! set runs it; [`Bench::time`] makes it many times in one graph and times replays of that graph on the device.
 
-use unio_interface::{Artefacts, Elem, Launch, Program};
+use std::collections::BTreeSet;
 
-use crate::device::{Device, KernelAttributes, Real, Stopwatch};
+use unio_interface::{Access, Artefacts, Elem, Kernel, KernelParam, Launch, Program, Role};
+
+use crate::device::{Device, Real, Stopwatch};
 use crate::session::{LaunchShape, Result};
 use crate::{Phase, Session, SessionError};
 
@@ -69,6 +71,14 @@ impl<'a> Bench<'a> {
         Part::cut(self.artefacts, self.program, &lens, keep)
     }
 
+    /// The control plane alone: all producers, and all updates of nothing but scalars.
+    pub fn control(&self) -> Part {
+        let kernel = |launch: &Launch| &self.artefacts.kernels[launch.kernel];
+        let signals = self.program.train.iter().filter(|launch| gives_signals(kernel(launch)));
+        let producers: BTreeSet<&str> = signals.map(|launch| entry_of(&launch.name)).collect();
+        self.part(|launch| producers.contains(entry_of(&launch.name)) || advances_scalars(kernel(launch)))
+    }
+
     /// Microseconds of a part on the device: the median over replays of a graph, divided by the steps in it.
     ///
     /// Errors: whatever fails in making or launching it, such as too little memory.
@@ -116,6 +126,30 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// The entry that a launch belongs to: `oracle` of `oracle[heads].count`.
+pub fn entry_of(launch: &str) -> &str {
+    launch.split(['[', '.']).next().unwrap_or(launch)
+}
+
+/// Whether a kernel gives slots or observations.
+pub fn gives_signals(kernel: &Kernel) -> bool {
+    writes(kernel, |role, _| *role == Role::Scalar)
+}
+
+/// Whether a kernel advances scalar states and writes nothing else.
+fn advances_scalars(kernel: &Kernel) -> bool {
+    let scalar = |role: &Role, len: Option<usize>| *role == Role::State && len == Some(1);
+    writes(kernel, scalar) && !writes(kernel, |role, len| !scalar(role, len))
+}
+
+/// Whether a kernel writes through a parameter of this kind.
+fn writes(kernel: &Kernel, is: impl Fn(&Role, Option<usize>) -> bool) -> bool {
+    kernel.params.iter().any(|param| match param {
+        KernelParam::Buffer { role, len, access, .. } => *access != Access::In && is(role, *len),
+        KernelParam::Count { .. } | KernelParam::Number { .. } | KernelParam::Rows { .. } => false,
+    })
+}
+
 impl Contents {
     fn len(&self) -> usize {
         match self {
@@ -123,13 +157,6 @@ impl Contents {
             Self::F64(values) => values.len(),
             Self::I32(values) => values.len(),
         }
-    }
-}
-
-impl LaunchShape {
-    /// Local memory a thread that the compiler needed, where it is known: what spilled, and arrays outside registers.
-    pub fn local_bytes(&self) -> Option<u32> {
-        self.attributes.as_ref().map(|KernelAttributes { local_bytes, .. }| *local_bytes)
     }
 }
 

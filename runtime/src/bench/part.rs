@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use unio_interface::edges::{direct, earlier};
-use unio_interface::{Arg, Artefacts, Buffer, Kernel, KernelParam, Launch, Program, Role};
+use unio_interface::{Access, Arg, Artefacts, Buffer, Kernel, KernelParam, Launch, Program, Role};
 
 use super::bytes;
 
@@ -14,6 +14,8 @@ pub struct Part {
     program: Program,
     /// For each buffer, the buffer of the whole set that it stands for, and the element where it begins.
     origins: Vec<(usize, usize)>,
+    /// For each buffer, how many rows the blocks of a launch fill, a row a block.
+    rows: Vec<usize>,
 }
 
 impl Part {
@@ -24,15 +26,14 @@ impl Part {
         lens: &[usize],
         keep: impl Fn(&Launch) -> bool,
     ) -> Self {
+        let told = |(b, len): (&Buffer, &usize)| Buffer { len: Some(*len), external: false, kept: false, ..b.clone() };
+        let whole = Program { buffers: program.buffers.iter().zip(lens).map(told).collect(), ..program.clone() };
         let made: Vec<bool> = program.train.iter().map(keep).collect();
         let after = direct(&earlier(program.train.iter().map(|l| l.after.as_slice())), &made);
         let kept = program.train.iter().zip(&made).filter(|(_, made)| **made).map(|(launch, _)| launch);
         let launches: Vec<Launch> = kept.zip(after).map(|(launch, after)| Launch { after, ..launch.clone() }).collect();
         let origins: Vec<usize> = touched(&launches).into_iter().collect();
-        let buffers = origins.iter().map(|b| {
-            let held = &program.buffers[*b];
-            Buffer { len: Some(lens[*b]), external: false, kept: false, ..held.clone() }
-        });
+        let buffers = origins.iter().map(|b| whole.buffers[*b].clone());
         let place = |buffer: usize| origins.iter().position(|b| *b == buffer).unwrap_or(0);
         let program = Program {
             buffers: buffers.collect(),
@@ -43,8 +44,9 @@ impl Part {
             stages: Vec::new(),
             ..program.clone()
         };
-        let part = Self { artefacts: bare(artefacts), program, origins: origins.iter().map(|b| (*b, 0)).collect() };
-        part.with_own_kernels()
+        let rows = origins.iter().map(|b| rows(artefacts, &whole, *b)).collect();
+        let origins = origins.iter().map(|b| (*b, 0)).collect();
+        Self { artefacts: bare(artefacts), program, origins, rows }.with_own_kernels()
     }
 
     /// The same with every launch over `n` elements, or rows, instead of as many as in the step; `None` where the text of a
@@ -102,6 +104,9 @@ impl Part {
         let args = part.program.train[at].args.iter_mut();
         args.filter(|arg| matches!(arg, Arg::Count(_))).for_each(|arg| *arg = Arg::Count(grown));
         part.program.train[at].grid = kernel.grid.blocks(n);
+        for buffer in written(kernel, launch) {
+            part.rows[buffer] = kernel.grid.blocks(n) as usize;
+        }
         Some(())
     }
 
@@ -144,9 +149,9 @@ impl Part {
             train: (0..steps.max(1)).flat_map(step).collect(),
             ..self.program.clone()
         };
-        let origins = self.origins.repeat(copies.max(1));
+        let (origins, rows) = (self.origins.repeat(copies.max(1)), self.rows.repeat(copies.max(1)));
         let artefacts = Artefacts { program: Some(program.clone()), ..self.artefacts.clone() };
-        Self { artefacts, program, origins }
+        Self { artefacts, program, origins, rows }
     }
 
     /// The launches.
@@ -164,10 +169,10 @@ impl Part {
         self.program.train.iter().filter_map(|launch| bytes::count(&self.program, launch)).max()
     }
 
-    /// Bytes that the launches move, if each argument is read, or written, or both, once from end to end.
+    /// Bytes that the launches move, if each stretch of memory is read once, and written once, from end to end. Tables between
+    /// launches of one entry do not count, and launches that find nothing to do move less.
     pub fn bytes(&self) -> u64 {
-        let of = |launch: &Launch| bytes::bytes(self.kernel(launch), &self.program, launch);
-        self.program.train.iter().map(of).sum()
+        bytes::bytes(&self.artefacts.kernels, &self.program, &self.rows)
     }
 
     /// Bytes of all buffers.
@@ -210,6 +215,25 @@ impl Part {
 /// A set without what only names things.
 fn bare(artefacts: &Artefacts) -> Artefacts {
     Artefacts { slots: Vec::new(), states: Vec::new(), resets: Vec::new(), program: None, ..artefacts.clone() }
+}
+
+/// Blocks of the launch that fills a table.
+fn rows(artefacts: &Artefacts, program: &Program, buffer: usize) -> usize {
+    let blocks = |launch: &Launch| {
+        let kernel = &artefacts.kernels[launch.kernel];
+        let n = bytes::count(program, launch)?;
+        written(kernel, launch).any(|b| b == buffer).then(|| kernel.grid.blocks(n) as usize)
+    };
+    program.train.iter().filter_map(blocks).max().unwrap_or(1)
+}
+
+/// Buffers that a launch writes.
+fn written(kernel: &Kernel, launch: &Launch) -> impl Iterator<Item = usize> {
+    let pairs = kernel.params.iter().zip(&launch.args);
+    pairs.filter_map(|pair| match pair {
+        (KernelParam::Buffer { access, .. }, Arg::Buffer { buffer, .. }) if *access != Access::In => Some(*buffer),
+        _ => None,
+    })
 }
 
 fn touched(launches: &[Launch]) -> BTreeSet<usize> {

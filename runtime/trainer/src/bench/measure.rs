@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use unio::bench::{Bench, Data, Part, Repeats, time_steps};
+use unio::bench::{Bench, Data, Part, Repeats, entry_of, gives_signals, time_steps};
 use unio::device::{Device, Real};
 use unio::interface::edges::levels;
-use unio::interface::{Access, Artefacts, Buffer, Elem, Kernel, KernelParam, Launch, Role};
+use unio::interface::{Artefacts, Buffer, Elem, Launch};
 use unio::random::Stream;
 use unio::{Launching, Phase, Session, When};
 
@@ -87,7 +87,7 @@ fn units(artefacts: &Artefacts) -> Vec<Unit> {
         let entry = step_of(&launch.name);
         let all: BTreeSet<String> =
             launches.iter().map(|l| &l.name).filter(|name| step_of(name) == entry).cloned().collect();
-        if is_producer(artefacts, &launches, &all) && all.len() > 1 && seen.insert(plain(entry)) {
+        if is_producer(artefacts, &launches, &all) && all.len() > 1 && seen.insert(entry_of(entry)) {
             units.push(Unit { name: format!("{}: all of {entry}", artefacts.set), launches: all });
         }
     }
@@ -99,28 +99,9 @@ fn step_of(name: &str) -> &str {
     name.rfind('.').map_or(name, |dot| &name[..dot])
 }
 
-/// `oracle` of `oracle[heads]`.
-fn plain(entry: &str) -> &str {
-    entry.split(['[', '.']).next().unwrap_or(entry)
-}
-
 fn is_producer(artefacts: &Artefacts, launches: &[&Launch], names: &BTreeSet<String>) -> bool {
     let mut of = launches.iter().filter(|launch| names.contains(&launch.name));
     of.any(|launch| gives_signals(&artefacts.kernels[launch.kernel]))
-}
-
-/// Whether a kernel writes slots or observations.
-fn gives_signals(kernel: &Kernel) -> bool {
-    let writes =
-        |p: &KernelParam| matches!(p, KernelParam::Buffer { role: Role::Scalar, access, .. } if *access != Access::In);
-    kernel.params.iter().any(writes)
-}
-
-/// Whether a kernel advances scalar states and nothing else.
-fn is_scalar_update(kernel: &Kernel) -> bool {
-    let written = |p: &KernelParam| matches!(p, KernelParam::Buffer { access, .. } if *access != Access::In);
-    let scalar = |p: &KernelParam| matches!(p, KernelParam::Buffer { role: Role::State, len: Some(1), .. });
-    kernel.params.iter().any(written) && kernel.params.iter().filter(|p| written(p)).all(scalar)
 }
 
 fn row(
@@ -167,11 +148,7 @@ fn figures(bench: &Bench<'_>, part: &Part, scale: &Scale, bandwidth: f64) -> Res
 }
 
 fn whole_step(session: &mut Session, bench: &Bench<'_>, artefacts: &Artefacts, scale: &Scale) -> Result<StepRow> {
-    let launches: Vec<&Launch> = artefacts.program.iter().flat_map(|p| &p.train).collect();
-    let producers: BTreeSet<&str> =
-        launches.iter().filter(|l| gives_signals(&artefacts.kernels[l.kernel])).map(|l| plain(&l.name)).collect();
-    let controls = |l: &Launch| producers.contains(plain(&l.name)) || is_scalar_update(&artefacts.kernels[l.kernel]);
-    let control = bench.part(controls);
+    let control = bench.control();
     // A step is long enough to be timed in short stretches.
     let repeats = Repeats { steps: scale.repeats.steps.min(10), ..scale.repeats };
     let edges = session.graph(Phase::Train)?.edges();
