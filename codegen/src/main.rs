@@ -1,9 +1,10 @@
 //! The command `unio`: generate, check and look at spec sets.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use unio_codegen::Code;
 use unio_codegen::build::{Generated, explain_dir, generate, set_dirs};
@@ -109,8 +110,9 @@ fn run(cli: &Cli) -> Result<()> {
             Ok(())
         }
         Command::Plan { set, format, phase } => {
-            print!("{}", view::draw(&Generated::of_dir(set)?.compiled.artefacts, (*phase).into(), (*format).into())?);
-            Ok(())
+            let text = view::draw(&Generated::of_dir(set)?.compiled.artefacts, (*phase).into(), (*format).into())?;
+            // Not by a macro, which would panic where a reader such as `head` has seen enough.
+            std::io::stdout().write_all(text.as_bytes()).context("the step cannot be printed")
         }
         Command::Schema => {
             print!("{}", unio_codegen::emit::schema());

@@ -6,6 +6,7 @@ mod adjoints;
 mod determinism;
 mod graphs;
 mod learning;
+mod parts;
 mod producers;
 mod schedules;
 mod smoothing;

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaStream, sys};
 
-use super::cache::{Cache, Key};
+use super::cache::Cache;
 use super::error::{DeviceError, Result};
 use super::kernel::{KernelAttributes, LaunchConfig, Words};
-use super::source::{CompileOptions, Source, prelude};
+use super::source::{CompileOptions, Source};
 use super::{Limits, nvrtc};
 
 /// Above this much dynamic shared memory a function must be told.
@@ -128,11 +128,7 @@ unsafe impl Sync for Code {}
 impl Code {
     pub(super) fn load(device: &Arc<CudaDevice>, source: &Source<'_>, options: &CompileOptions) -> Result<Self> {
         let arch = device.architecture()?;
-        let compiler = format!("nvrtc {}", nvrtc::available()?);
-        let flags = nvrtc::flags(&arch, options).join(" ");
-        let key = Key::of(&["cuda", &compiler, &flags, prelude(), source.name, source.text]);
-        let build = || nvrtc::compile(source.text, source.name, &arch, options);
-        let image = device.cache.get_or_build(&key, build)?;
+        let image = nvrtc::image(&device.cache, source, &arch, options)?;
         device.bind()?;
         // SAFETY: a whole CUBIN, or PTX that ends in NUL, as NVRTC gave it.
         let handle = unsafe { result::module::load_data(image.as_ptr().cast()) };

@@ -3,7 +3,9 @@
 mod measure;
 mod table;
 
-use anyhow::{Result, ensure};
+use std::io::Write;
+
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
 use unio::bench::Repeats;
@@ -152,11 +154,12 @@ pub fn bench(args: &BenchArgs) -> Result<()> {
         args.filter.as_deref().unwrap_or_default()
     );
     report.findings = findings(&report.kernels);
-    match args.format {
-        Format::Json => println!("{}", serde_json::to_string_pretty(&report)?),
-        Format::Table => print!("{}", table::text(&report)),
-    }
-    Ok(())
+    let text = match args.format {
+        Format::Json => serde_json::to_string_pretty(&report)? + "\n",
+        Format::Table => table::text(&report),
+    };
+    // Not by a macro, which would panic where a reader such as `head` has seen enough.
+    std::io::stdout().write_all(text.as_bytes()).context("the figures cannot be printed")
 }
 
 fn sets() -> [&'static Artefacts; 2] {
