@@ -351,7 +351,7 @@ def of_kernels(path):
             report = json.load(file)
     except ValueError:
         return ["", "The kernels' own figures cannot be read."]
-    text = [""]
+    text = ["", f"- Unio ran on {report.get('device', '?')}; times by {report.get('clock', '?')}."]
     for step in report.get("whole_steps", []):
         text.append(
             f"- A step of {step['set']}: {step['nodes']} nodes, {step['edges']} edges; {number(step['eager_us'])} µs eager, "

@@ -21,6 +21,9 @@ const FLUSH: usize = 256 << 20;
 /// Bytes over which a cold part rotates.
 const ROTATION: u64 = 200 << 20;
 
+/// Most launches of a graph: its edges are checked pair by pair.
+const LAUNCHES: usize = 600;
+
 /// A set with what its buffers hold: parts are measured with numbers as they occur.
 pub struct Bench<'a> {
     device: Device,
@@ -48,7 +51,7 @@ pub enum Data {
 /// How often something is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repeats {
-    /// Times in one graph.
+    /// Times in one graph; fewer of a part that has many launches.
     pub steps: usize,
     /// Replays of the graph; the median counts.
     pub replays: usize,
@@ -83,13 +86,13 @@ impl<'a> Bench<'a> {
     ///
     /// Errors: whatever fails in making or launching it, such as too little memory.
     pub fn time(&self, part: &Part, data: Data, repeats: Repeats) -> Result<f64> {
+        let steps = repeats.steps.min(LAUNCHES / part.launches().len().max(1)).max(1);
+        let rotation = usize::try_from(ROTATION.div_ceil(part.size().max(1))).unwrap_or(1);
         let copies = match data {
             Data::Hot => 1,
-            Data::Cold => {
-                usize::try_from(ROTATION.div_ceil(part.size().max(1))).unwrap_or(1).clamp(2, repeats.steps.max(2))
-            }
+            Data::Cold => rotation.clamp(2, steps.max(2)),
         };
-        let repeated = part.repeated(repeats.steps, copies);
+        let repeated = part.repeated(steps, copies);
         let mut session = self.session(&repeated)?;
         let flush = if data == Data::Cold { self.device.alloc(FLUSH)? } else { self.device.alloc(0)? };
         let mut watch = Stopwatch::new(&self.device)?;
@@ -100,7 +103,7 @@ impl<'a> Bench<'a> {
             flush.zero()?;
             watch.start()?;
             graph.launch()?;
-            times.push(watch.stop()? / repeats.steps.max(1) as f64);
+            times.push(watch.stop()? / steps as f64);
         }
         Ok(median(&mut times))
     }
