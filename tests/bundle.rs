@@ -13,7 +13,7 @@ const PACKAGES: &[&str] = &["unio", "unio-tests", "unio-trainer"];
 /// Test programs that launch kernels.
 const TESTS: &[&str] = &["device", "device_cache", "device_math", "session", "kernels"];
 /// What the programs read.
-const READ: &[&str] = &["specs", "tests/fixtures"];
+const READ: &[&str] = &["specs", "tests/fixtures", "tests/peers"];
 /// Most bytes of a bundle.
 const LIMIT: u64 = 60 << 20;
 
@@ -31,6 +31,9 @@ fn main() -> Result<()> {
     for folder in READ {
         copy(&root.join(folder), &bundle.join(folder))?;
     }
+    if let Some(commit) = commit(root) {
+        fs::write(bundle.join("commit.txt"), commit)?;
+    }
     let script = bundle.join("run.sh");
     fs::write(&script, include_str!("bundle.sh"))?;
     make_executable(&script)?;
@@ -38,6 +41,12 @@ fn main() -> Result<()> {
     ensure!(bytes <= LIMIT, "the bundle has {bytes} bytes, more than {LIMIT}");
     println!("bundle/: {:.1} MiB; copy it and run run.sh", bytes as f64 / f64::from(1 << 20));
     Ok(())
+}
+
+/// What this is made from, where git says; a changed working tree is told apart.
+fn commit(root: &Path) -> Option<String> {
+    let git = Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root).output().ok()?;
+    git.status.success().then(|| String::from_utf8_lossy(&git.stdout).into_owned())
 }
 
 /// Builds in release, all at once so that nothing is built twice; gives each program with its name in the bundle.

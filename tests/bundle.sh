@@ -2,11 +2,13 @@
 # Runs the kernel tests and a short training, on a machine without Rust:
 #   run.sh                      everything
 #   run.sh sanitize [FILTER…]   the kernel tests under each tool of compute-sanitizer
+#   run.sh bench                times: every kernel, the workloads, what users would call instead, and a table of all
 #
 # UNIO_TEST_DEVICE   cuda (default) or emulator
 # UNIO_NVRTC_DIR     the folder of libnvrtc, where it is not found by itself
 # OUT                folder for results (default: out)
 # LIMIT              seconds that one program may take (default: 900)
+# COMMIT             what the table says it was made from (default: what the bundle was made from)
 set -uo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -65,6 +67,18 @@ sanitize() {
     done
 }
 
+# Leaves kernels.json, timing.jsonl, peers.jsonl and table.md.
+bench() {
+    local commit=${COMMIT:-$(cat "$here/commit.txt" 2>/dev/null || echo unknown)}
+    rm -f "$out/timing.jsonl"
+    # Standard output is the report, so that it has a file of its own.
+    step kernels bash -c '"$1" bench --format json --device "$2" >"$3"' bench \
+        "$here/bin/trainer" "$UNIO_TEST_DEVICE" "$out/kernels.json"
+    UNIO_BENCH_OUT=$out/timing.jsonl step timing "$here/bin/test-kernels" --ignored timing:: --test-threads 1 --nocapture
+    step peers python3 "$here/tests/peers/bench_torch.py" --ours "$out/timing.jsonl" --kernels "$out/kernels.json" \
+        --json "$out/peers.jsonl" --out "$out/table.md" --commit "$commit" --date "$(date +%F)"
+}
+
 if [ -z "${UNIO_NVRTC_DIR:-}" ]; then
     UNIO_NVRTC_DIR=$(packaged_nvrtc)
     export UNIO_NVRTC_DIR
@@ -75,8 +89,9 @@ sanitize)
     shift
     sanitize "$@"
     ;;
+bench) bench ;;
 *)
-    echo "usage: run.sh [sanitize [FILTER…]]" >&2
+    echo "usage: run.sh [sanitize [FILTER…] | bench]" >&2
     exit 2
     ;;
 esac

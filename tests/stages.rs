@@ -9,7 +9,7 @@ use unio_codegen::math::{Program, Role};
 use unio_codegen::model::{Lock, Model, resolve};
 use unio_codegen::plan::{BlockBody, Body, Carry, KernelPlan, Phase, Plan, plan};
 use unio_codegen::spec::SetFiles;
-use unio_codegen::{Compiled, common, compile_texts, spec};
+use unio_codegen::{Compiled, common, compile_texts, spec, view};
 use unio_tests::fixture_text;
 use unio_tests::fixtures::{borrowed, files};
 
@@ -263,6 +263,49 @@ fn explained(name: &str, stage: Option<&str>) -> Result<String, String> {
     let set = SetFiles::from_texts(borrowed(&files));
     let included = common::included(&set, None).unwrap();
     unio_codegen::explain(&set, &included, "", stage).map_err(|error| error.to_string())
+}
+
+fn drawn(name: &str, phase: view::Phase, drawing: view::Drawing) -> String {
+    view::draw(&compiled(name).artefacts, phase, drawing).unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn a_step_by_level() {
+    let both = [view::Phase::Train, view::Phase::Evaluate].map(|phase| drawn("steering", phase, view::Drawing::Text));
+    insta::assert_snapshot!(both.join("\n"));
+}
+
+#[test]
+fn a_step_for_graphviz() {
+    insta::assert_snapshot!(drawn("steering", view::Phase::Train, view::Drawing::Dot));
+}
+
+/// Every tag that is opened is closed, in order; every launch is named.
+#[test]
+fn a_step_as_a_picture() {
+    let svg = drawn("steering", view::Phase::Train, view::Drawing::Svg);
+    let mut open = Vec::new();
+    for tag in svg.split('<').skip(1).filter_map(|rest| rest.split('>').next()) {
+        let name = tag.split([' ', '\n', '/']).next().unwrap_or_default();
+        match tag.strip_prefix('/') {
+            Some(closed) => assert_eq!(open.pop(), Some(closed.trim()), "{tag}"),
+            None if tag.starts_with(['?', '!']) || tag.ends_with('/') => {}
+            None => open.push(name),
+        }
+    }
+    assert!(open.is_empty(), "not closed: {open:?}");
+    let artefacts = compiled("steering").artefacts;
+    let launches = &artefacts.program.as_ref().unwrap().train;
+    for launch in launches {
+        assert!(svg.contains(&launch.name), "`{}` is not in the picture", launch.name);
+    }
+}
+
+#[test]
+fn a_set_without_launches_has_no_step_to_show() {
+    let empty = compile_texts(&[("t/unio.toml", unio_tests::MANIFEST)]).unwrap_or_else(|e| panic!("{e}"));
+    let error = view::draw(&empty.artefacts, view::Phase::Train, view::Drawing::Text).unwrap_err().to_string();
+    assert!(error.contains("the set `t` launches nothing"), "{error}");
 }
 
 #[test]

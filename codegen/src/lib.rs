@@ -16,6 +16,7 @@ pub mod model;
 pub mod names;
 pub mod plan;
 pub mod spec;
+pub mod view;
 pub mod write;
 
 pub use build::build;

@@ -1,13 +1,15 @@
 //! The command `unio`: generate, check and look at spec sets.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use unio_codegen::Code;
 use unio_codegen::build::{Generated, explain_dir, generate, set_dirs};
 use unio_codegen::interface::Artefacts;
+use unio_codegen::view;
 
 /// Unio's code generator.
 #[derive(Parser)]
@@ -48,6 +50,17 @@ enum Command {
         /// Stage, or block; all stages if left out.
         name: Option<String>,
     },
+    /// Show a step's launches and what each waits for; what may run side by side stands in one level.
+    Plan {
+        /// Folder of the set.
+        set: PathBuf,
+        /// How to show them.
+        #[arg(long, value_enum, default_value = "text")]
+        format: Drawing,
+        /// Which launches.
+        #[arg(long, value_enum, default_value = "train")]
+        phase: Phase,
+    },
     /// Print the schema of spec files, for editors.
     Schema,
 }
@@ -56,6 +69,24 @@ enum Command {
 enum Format {
     Table,
     Json,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Drawing {
+    /// An aligned list by level.
+    Text,
+    /// Text for Graphviz.
+    Dot,
+    /// A picture.
+    Svg,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Phase {
+    /// A training step.
+    Train,
+    /// The forward part alone.
+    Evaluate,
 }
 
 fn main() -> ExitCode {
@@ -78,9 +109,33 @@ fn run(cli: &Cli) -> Result<()> {
             print!("{}", explain_dir(set, name.as_deref())?);
             Ok(())
         }
+        Command::Plan { set, format, phase } => {
+            let text = view::draw(&Generated::of_dir(set)?.compiled.artefacts, (*phase).into(), (*format).into())?;
+            // Not by a macro, which would panic where a reader such as `head` has seen enough.
+            std::io::stdout().write_all(text.as_bytes()).context("the step cannot be printed")
+        }
         Command::Schema => {
             print!("{}", unio_codegen::emit::schema());
             Ok(())
+        }
+    }
+}
+
+impl From<Drawing> for view::Drawing {
+    fn from(drawing: Drawing) -> Self {
+        match drawing {
+            Drawing::Text => Self::Text,
+            Drawing::Dot => Self::Dot,
+            Drawing::Svg => Self::Svg,
+        }
+    }
+}
+
+impl From<Phase> for view::Phase {
+    fn from(phase: Phase) -> Self {
+        match phase {
+            Phase::Train => Self::Train,
+            Phase::Evaluate => Self::Evaluate,
         }
     }
 }

@@ -13,8 +13,10 @@
 //! | [`random`] | random numbers as pure functions of seed, name and position |
 //! | [`data`] | bars in, training arrays out |
 //! | [`metrics`] | figures of merit |
+//! | [`bench`] | launches of a step, timed alone, together and at other sizes |
 //! | [`interface`] | the data that the generator hands over |
 
+pub mod bench;
 pub mod checkpoint;
 pub mod data;
 pub mod device;
@@ -30,6 +32,6 @@ pub use unio_macros::specs;
 
 pub use checkpoint::CheckpointError;
 pub use session::{
-    BufferOf, Direction, Launching, Mirror, NonFinite, Phase, Session, SessionError, SlotOf, Snapshot, StateOf,
-    StepGraph,
+    BufferOf, Direction, LaunchShape, Launching, Mirror, NonFinite, Phase, Session, SessionError, SlotOf, Snapshot,
+    StateOf, StepGraph,
 };

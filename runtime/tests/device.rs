@@ -49,10 +49,11 @@ fn saxpy_in_both_types() {
     let want: Vec<f32> = x.iter().map(|x| 2.0f32.mul_add(*x, 1.0)).collect();
     assert_eq!(y.read_vec::<f32>().unwrap(), want);
 
-    let attributes = saxpy.attributes().unwrap();
+    let attributes = saxpy.attributes(&LaunchConfig::new(4, 256)).unwrap();
     println!("{attributes:?}");
     assert_eq!(attributes.is_some(), device.kind() == Kind::Cuda);
     assert!(attributes.is_none_or(|a| a.registers > 0 && a.local_bytes == 0 && a.max_threads >= 256));
+    assert!(attributes.is_none_or(|a| a.occupancy(256) > 0.0 && a.occupancy(256) <= 1.0));
 
     let wide = device.load(&Source { name: "wide.cu", text: SAXPY }, &F64).unwrap().kernel("saxpy").unwrap();
     let xs = device.alloc_from(&[1.0f64, 2.0]).unwrap();

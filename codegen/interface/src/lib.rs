@@ -3,6 +3,7 @@
 //! `unio-codegen` writes an [`Artefacts`], `unio::specs!()` expands it into typed Rust, and the runtime executes its
 //! [`Program`]. The types hold data only: all decisions were taken by the generator.
 
+pub mod edges;
 pub mod names;
 
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,8 @@
 //! Rust spellings of the names that specs use: the checks of the generator and the macro must agree on them.
 
-/// A constant: upper case.
+/// A constant: upper case. A table of a producer's group is named `oracle[heads].rows`: `ORACLE_HEADS_ROWS`.
 pub fn rust_const(name: &str) -> String {
-    name.replace('.', "_").to_ascii_uppercase()
+    name.replace(['.', '['], "_").replace(']', "").to_ascii_uppercase()
 }
 
 /// A type: `adamw.m` as `AdamwM`.

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaStream, sys};
 
-use super::cache::{Cache, Key};
+use super::cache::Cache;
 use super::error::{DeviceError, Result};
-use super::kernel::{Attributes, LaunchConfig, Words};
-use super::source::{CompileOptions, Source, prelude};
+use super::kernel::{KernelAttributes, LaunchConfig, Words};
+use super::source::{CompileOptions, Source};
 use super::{Limits, nvrtc};
 
 /// Above this much dynamic shared memory a function must be told.
@@ -20,6 +20,7 @@ pub(crate) struct CudaDevice {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     limits: Limits,
+    multiprocessor_threads: u32,
     /// Compute capability; 90 is 9.0.
     capability: u32,
     name: String,
@@ -55,13 +56,15 @@ impl CudaDevice {
             max_shared_bytes: shared,
             total_memory: context.total_mem()? as u64,
         };
+        let multiprocessor_threads = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
         let (major, minor) = context.compute_capability()?;
         let mut version = 0;
         // SAFETY: an integer to write to.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
         let name = context.name()?;
         let capability = (major * 10 + minor) as u32;
-        Ok(Self { context, stream, limits, capability, name, driver: version, cache: Cache::open() })
+        let cache = Cache::open();
+        Ok(Self { context, stream, limits, multiprocessor_threads, capability, name, driver: version, cache })
     }
 
     pub(super) fn describe(&self) -> String {
@@ -125,11 +128,7 @@ unsafe impl Sync for Code {}
 impl Code {
     pub(super) fn load(device: &Arc<CudaDevice>, source: &Source<'_>, options: &CompileOptions) -> Result<Self> {
         let arch = device.architecture()?;
-        let compiler = format!("nvrtc {}", nvrtc::available()?);
-        let flags = nvrtc::flags(&arch, options).join(" ");
-        let key = Key::of(&["cuda", &compiler, &flags, prelude(), source.name, source.text]);
-        let build = || nvrtc::compile(source.text, source.name, &arch, options);
-        let image = device.cache.get_or_build(&key, build)?;
+        let image = nvrtc::image(&device.cache, source, &arch, options)?;
         device.bind()?;
         // SAFETY: a whole CUBIN, or PTX that ends in NUL, as NVRTC gave it.
         let handle = unsafe { result::module::load_data(image.as_ptr().cast()) };
@@ -202,20 +201,33 @@ impl Function {
         Ok(())
     }
 
-    pub(super) fn attributes(&self, device: &CudaDevice) -> Result<Attributes> {
+    pub(super) fn attributes(&self, device: &CudaDevice, config: &LaunchConfig) -> Result<KernelAttributes> {
         use sys::CUfunction_attribute as A;
         device.bind()?;
+        self.allow_shared(config.shared_bytes)?;
         let get = |which| {
             // SAFETY: a live function.
             let value = unsafe { result::function::get_function_attribute(self.handle, which) };
             value.map(|v| v.max(0) as u32).map_err(driver("asking for a kernel's properties"))
         };
-        Ok(Attributes {
+        Ok(KernelAttributes {
             registers: get(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
             shared_bytes: get(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
             local_bytes: get(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
             max_threads: get(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            blocks_per_multiprocessor: self.resident_blocks(config)?,
+            multiprocessor_threads: device.multiprocessor_threads,
         })
+    }
+
+    fn resident_blocks(&self, config: &LaunchConfig) -> Result<u32> {
+        let (threads, shared) = (config.block as i32, config.shared_bytes as usize);
+        let mut blocks = 0;
+        // SAFETY: a live function, and an integer to write to.
+        unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.handle, threads, shared) }
+            .result()
+            .map_err(driver("asking for a kernel's occupancy"))?;
+        Ok(blocks.max(0) as u32)
     }
 }
 

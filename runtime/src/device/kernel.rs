@@ -67,9 +67,9 @@ pub enum Arg<'a> {
     F64(f64),
 }
 
-/// What the compiler made of a kernel.
+/// What the compiler made of a kernel, and how much of the card a launch of it fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attributes {
+pub struct KernelAttributes {
     /// Registers a thread.
     pub registers: u32,
     /// Static shared memory a block, in bytes.
@@ -78,6 +78,17 @@ pub struct Attributes {
     pub local_bytes: u32,
     /// Most threads a block.
     pub max_threads: u32,
+    /// Blocks of the asked-for shape that a multiprocessor holds at a time.
+    pub blocks_per_multiprocessor: u32,
+    /// Threads that a multiprocessor could hold.
+    pub multiprocessor_threads: u32,
+}
+
+impl KernelAttributes {
+    /// Share of a multiprocessor's threads that blocks of so many threads fill: the occupancy.
+    pub fn occupancy(&self, threads: u32) -> f64 {
+        f64::from(self.blocks_per_multiprocessor * threads) / f64::from(self.multiprocessor_threads.max(1))
+    }
 }
 
 pub(super) struct Shared {
@@ -157,10 +168,12 @@ impl Kernel {
         }
     }
 
-    /// Registers, spills and limits, from the driver; `None` on the emulator.
-    pub fn attributes(&self) -> Result<Option<Attributes>> {
+    /// Registers, spills, limits and the occupancy of launches of this shape, from the driver; `None` on the emulator.
+    ///
+    /// Errors: the driver does not answer.
+    pub fn attributes(&self, config: &LaunchConfig) -> Result<Option<KernelAttributes>> {
         match (&self.entry, &self.module.device.backend) {
-            (Entry::Cuda(function), Backend::Cuda(device)) => function.attributes(device).map(Some),
+            (Entry::Cuda(function), Backend::Cuda(device)) => function.attributes(device, config).map(Some),
             _ => Ok(None),
         }
     }

@@ -19,6 +19,7 @@ use rayon::prelude::*;
 
 mod cache;
 mod cuda;
+mod cuda_events;
 mod cuda_graph;
 mod emulator;
 mod error;
@@ -27,12 +28,14 @@ mod kernel;
 mod memory;
 pub mod nvrtc;
 mod source;
+mod stopwatch;
 
 pub use error::{DeviceError, Result};
 pub(crate) use graph::{Builder, Fault, Graph, Held};
-pub use kernel::{Arg, Attributes, Kernel, LaunchConfig, Module};
+pub use kernel::{Arg, Kernel, KernelAttributes, LaunchConfig, Module};
 pub use memory::{Memory, Pod};
 pub use source::{CompileOptions, Real, Source, prelude};
+pub use stopwatch::Stopwatch;
 
 /// Which device to open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]

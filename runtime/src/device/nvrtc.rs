@@ -9,8 +9,9 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
+use super::cache::{Cache, Key};
 use super::error::{DeviceError, Result};
-use super::source::{CompileOptions, prelude};
+use super::source::{CompileOptions, Source, prelude};
 
 /// Environment variable: the folder that holds `libnvrtc.so*` and `libnvrtc-builtins.so*`.
 pub const DIR_VARIABLE: &str = "UNIO_NVRTC_DIR";
@@ -41,6 +42,21 @@ pub fn compile(text: &str, name: &str, arch: &str, options: &CompileOptions) -> 
     let whole = format!("#line 1 \"unio.cuh\"\n{}\n#line 1 \"{}\"\n{text}", prelude(), label(name));
     let arguments = flags(arch, options);
     library()?.compile(&whole, name, &arguments, arch.starts_with("compute_"))
+}
+
+/// [`compile`], or what it gave before: a machine without a card can fill the cache for one that has it.
+///
+/// Errors: as for [`compile`].
+pub fn compile_cached(text: &str, name: &str, arch: &str, options: &CompileOptions) -> Result<Vec<u8>> {
+    image(&Cache::open(), &Source { name, text }, arch, options)
+}
+
+/// A text's binary, from the cache where it is there.
+pub(crate) fn image(cache: &Cache, source: &Source<'_>, arch: &str, options: &CompileOptions) -> Result<Vec<u8>> {
+    let compiler = format!("nvrtc {}", available()?);
+    let flags = flags(arch, options).join(" ");
+    let key = Key::of(&["cuda", &compiler, &flags, prelude(), source.name, source.text]);
+    cache.get_or_build(&key, || compile(source.text, source.name, arch, options))
 }
 
 /// Flags that decide bits; they are part of a cache entry's key.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use unio_interface::edges::{direct, earlier};
 use unio_interface::{Access, Arg, KernelParam, Launch, Role};
 
 use super::edges::{self, Touch};
@@ -49,14 +50,14 @@ impl Session {
         self.bound(&sequence.external)?;
         let shapes = sequence.launches.iter().map(|l| self.shape(l)).collect::<Result<Vec<_>>>()?;
         let made: Vec<bool> = shapes.iter().map(Option::is_some).collect();
-        let earlier = edges::earlier(launches.iter().map(|launch| launch.after.as_slice()));
+        let earlier = earlier(launches.iter().map(|launch| launch.after.as_slice()));
         self.check_order(launches, &made, &earlier)?;
         let failed = |source| SessionError::Graph { phase: words(phase), source };
         let mut builder = Builder::new(&self.device).map_err(failed)?;
         let mut names = Vec::new();
         let shaped =
             sequence.launches.iter().zip(&shapes).filter_map(|(launch, shape)| Some((launch, shape.as_ref()?)));
-        let after = edges::direct(&earlier, &made);
+        let after = direct(&earlier, &made);
         for ((launch, shape), after) in shaped.zip(&after) {
             self.add(&mut builder, launch, shape, after)?;
             names.push(launch.name.clone());

@@ -6,7 +6,9 @@ use unio_interface::{Access, Arg, KernelParam};
 
 use super::convert::Stored;
 use super::error::Result;
-use super::{STATE, Session};
+use super::launch::Prepared;
+use super::{Phase, STATE, Session};
+use crate::device::{KernelAttributes, LaunchConfig};
 
 /// The first number found that is NaN or infinite.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,7 +21,33 @@ pub struct NonFinite {
     pub value: f64,
 }
 
+/// A launch of a step: its shape, and what the compiler made of its kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LaunchShape {
+    /// Name in plans and logs.
+    pub launch: String,
+    /// Symbol of the kernel.
+    pub kernel: String,
+    /// Blocks, threads, shared memory.
+    pub config: LaunchConfig,
+    /// Registers, spills and occupancy; `None` on the emulator.
+    pub attributes: Option<KernelAttributes>,
+}
+
 impl Session {
+    /// Shapes of a phase's launches, in order; those of no elements are left out.
+    ///
+    /// Errors: as for [`Session::run`]; the driver does not answer.
+    pub fn shapes(&self, phase: Phase) -> Result<Vec<LaunchShape>> {
+        let shape = |launch: &Prepared| {
+            let Some(config) = self.shape(launch)? else { return Ok(None) };
+            let kernel = &self.kernels[launch.kernel];
+            let (launch, attributes) = (launch.name.clone(), kernel.attributes(&config)?);
+            Ok(Some(LaunchShape { launch, kernel: kernel.name().into(), config, attributes }))
+        };
+        self.sequence(phase).launches.iter().filter_map(|launch| shape(launch).transpose()).collect()
+    }
+
     /// Any buffer as numbers; integers that lie in words of a real buffer are shown as the integers they are.
     ///
     /// Errors: no such name; the run has not filled it.

@@ -38,7 +38,7 @@ mod room;
 pub use error::{Result, SessionError};
 pub use graph::StepGraph;
 pub use handles::{BufferOf, Element, Scalar, SlotOf, StateOf};
-pub use inspect::NonFinite;
+pub use inspect::{LaunchShape, NonFinite};
 pub use mirror::{Mirror, Snapshot};
 
 pub(crate) use check::product;

@@ -1,5 +1,6 @@
-//! The command `trainer`: trains the generated model on market data, fold by fold.
+//! The command `trainer`: trains the generated model on market data, fold by fold; measures the generated kernels.
 
+mod bench;
 mod report;
 mod resume;
 mod train;
@@ -29,6 +30,8 @@ struct Cli {
 enum Command {
     /// Train a run: walk forward over its folds, score the last epoch of each.
     Train(TrainArgs),
+    /// Measure every kernel of the trainer's sets, and their steps.
+    Bench(bench::BenchArgs),
 }
 
 /// What to train, where, and where to leave the results.
@@ -97,5 +100,6 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         None => train::train(&TrainArgs::default()),
         Some(Command::Train(args)) => train::train(&args),
+        Some(Command::Bench(args)) => bench::bench(&args),
     }
 }

@@ -170,6 +170,42 @@ fn a_fold_of_other_settings_or_none_is_refused() {
     assert!(!other.status.success() && text.contains("seed: 1, not 9"), "{text}");
 }
 
+#[test]
+fn kernels_are_measured_one_by_one_and_at_other_sizes() {
+    let output = trainer(&["bench", "--device", "emulator", "--filter", "adam", "--format", "json"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["clock"], "the host's clock");
+    let rows = report["kernels"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|r| r["kernel"].as_str().unwrap()).collect();
+    assert!(["perception_adamw", "sp4_adam", "sp4_adam_l1"].iter().all(|name| names.contains(name)), "{names:?}");
+    for row in rows {
+        assert!(row["error"].is_null() && row["hot_us"].as_f64().unwrap() > 0.0, "{row}");
+        // Weight and two moments are read and written, the gradient is read.
+        assert!(row["bytes"].as_u64().unwrap() >= 28 * row["n"].as_u64().unwrap(), "{row}");
+    }
+    assert!(rows.iter().any(|r| r["n"] == 4096 && r["compiled"] == false));
+}
+
+#[test]
+fn a_step_is_measured_with_its_control_plane() {
+    let output = trainer(&["bench", "--device", "emulator"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!said(&output, "failed:"), "{}", String::from_utf8_lossy(&output.stdout));
+    for part in
+        ["the host's clock", "A step of perception: 45 nodes", "A step of sp4: 187 nodes", "control plane alone"]
+    {
+        assert!(said(&output, part), "`{part}` is not in: {}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+#[test]
+fn a_filter_that_names_no_kernel_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let command = trainer(&["bench", "--device", "emulator", "--filter", "adamv"]);
+    refused(command, &dir.path().join("out"), &["adamv"]);
+}
+
 fn metrics(out: &Path) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
