@@ -1,6 +1,8 @@
 //! The command `trainer`: trains the generated model on market data, fold by fold.
 
+mod feed;
 mod report;
+mod trace;
 mod train;
 
 use std::io::IsTerminal;
@@ -28,6 +30,8 @@ struct Cli {
 enum Command {
     /// Train a run: walk forward over its folds, score the last epoch of each.
     Train(TrainArgs),
+    /// Train one fold's first steps, and write what another program needs to check every number of them.
+    Trace(trace::TraceArgs),
 }
 
 /// What to train, where, and where to leave the results.
@@ -81,5 +85,6 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         None => train::train(&TrainArgs::default()),
         Some(Command::Train(args)) => train::train(&args),
+        Some(Command::Trace(args)) => trace::trace(&args),
     }
 }
