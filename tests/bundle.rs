@@ -1,5 +1,5 @@
 //! `cargo bundle`: a folder that runs on a GPU machine without Rust. It holds the trainer, the tests that launch kernels,
-//! what they read, and a `run.sh`.
+//! what they read, the peers in Python, and a `run.sh`.
 
 use std::env;
 use std::fs;
@@ -13,7 +13,7 @@ const PACKAGES: &[&str] = &["unio", "unio-tests", "unio-trainer"];
 /// Test programs that launch kernels.
 const TESTS: &[&str] = &["device", "device_cache", "device_math", "session", "kernels"];
 /// What the programs read.
-const READ: &[&str] = &["specs", "tests/fixtures"];
+const READ: &[&str] = &["specs", "tests/fixtures", "tests/peers"];
 /// Most bytes of a bundle.
 const LIMIT: u64 = 60 << 20;
 

@@ -2,10 +2,12 @@
 # Runs the kernel tests and a short training, on a machine without Rust:
 #   run.sh                      everything
 #   run.sh sanitize [FILTER…]   the kernel tests under each tool of compute-sanitizer
+#   run.sh peer                 the model against PyTorch, number by number, in f32 and f64; $OUT/peer-*.json has all figures
 #
 # UNIO_TEST_DEVICE   cuda (default) or emulator
 # UNIO_NVRTC_DIR     the folder of libnvrtc, where it is not found by itself
 # OUT                folder for results (default: out)
+# PYTHON             python with PyTorch and numpy, for `peer` (default: python3)
 # LIMIT              seconds that one program may take (default: 900)
 set -uo pipefail
 
@@ -65,6 +67,25 @@ sanitize() {
     done
 }
 
+# The device as PyTorch calls it.
+torch_device() {
+    case $UNIO_TEST_DEVICE in
+    emulator) echo cpu ;;
+    *) echo cuda ;;
+    esac
+}
+
+peer() {
+    for real in f64 f32; do
+        step "trace-$real" "$here/bin/trainer" trace "$here/specs/runs/sp500.toml" --device "$UNIO_TEST_DEVICE" \
+            --real "$real" --out "$out/trace-$real"
+        step "peer-$real" "${PYTHON:-python3}" "$here/tests/peers/perception_torch.py" "$out/trace-$real" \
+            --device "$(torch_device)" --json "$out/peer-$real.json"
+        # The largest differences, also where all is well.
+        sed -n '/^largest of/,$p' "$out/peer-$real.log"
+    done
+}
+
 if [ -z "${UNIO_NVRTC_DIR:-}" ]; then
     UNIO_NVRTC_DIR=$(packaged_nvrtc)
     export UNIO_NVRTC_DIR
@@ -75,8 +96,9 @@ sanitize)
     shift
     sanitize "$@"
     ;;
+peer) peer ;;
 *)
-    echo "usage: run.sh [sanitize [FILTER…]]" >&2
+    echo "usage: run.sh [sanitize [FILTER…] | peer]" >&2
     exit 2
     ;;
 esac
