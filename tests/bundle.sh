@@ -76,13 +76,17 @@ torch_device() {
 }
 
 peer() {
+    local name
     for real in f64 f32; do
         step "trace-$real" "$here/bin/trainer" trace "$here/specs/runs/sp500.toml" --device "$UNIO_TEST_DEVICE" \
             --real "$real" --out "$out/trace-$real"
-        step "peer-$real" "${PYTHON:-python3}" "$here/tests/peers/perception_torch.py" "$out/trace-$real" \
-            --device "$(torch_device)" --json "$out/peer-$real.json"
-        # The largest differences, also where all is well.
-        sed -n '/^largest of/,$p' "$out/peer-$real.log"
+        for corrections in own trace; do
+            name=peer-$real-$corrections
+            step "$name" "${PYTHON:-python3}" "$here/tests/peers/perception_torch.py" "$out/trace-$real" \
+                --device "$(torch_device)" --corrections "$corrections" --json "$out/$name.json"
+            # The largest differences, also where all is well.
+            sed -n '/^largest of/,$p' "$out/$name.log"
+        done
     done
 }
 
