@@ -1,5 +1,5 @@
 //! `cargo bundle`: a folder that runs on a GPU machine without Rust. It holds the trainer, the tests that launch kernels,
-//! what they read, and a `run.sh`.
+//! what they read, the peers in Python, and a `run.sh`.
 
 use std::env;
 use std::fs;

@@ -3,10 +3,12 @@
 #   run.sh                      everything
 #   run.sh sanitize [FILTER…]   the kernel tests under each tool of compute-sanitizer
 #   run.sh bench                times: every kernel, the workloads, what users would call instead, and a table of all
+#   run.sh peer                 the model against PyTorch, number by number, in f32 and f64; $OUT/peer-*.json has all figures
 #
 # UNIO_TEST_DEVICE   cuda (default) or emulator
 # UNIO_NVRTC_DIR     the folder of libnvrtc, where it is not found by itself
 # OUT                folder for results (default: out)
+# PYTHON             python with PyTorch and numpy, for `peer` (default: python3)
 # LIMIT              seconds that one program may take (default: 900)
 # COMMIT             what the table says it was made from (default: what the bundle was made from)
 set -uo pipefail
@@ -79,6 +81,29 @@ bench() {
         --json "$out/peers.jsonl" --out "$out/table.md" --commit "$commit" --date "$(date +%F)"
 }
 
+# The device as PyTorch calls it.
+torch_device() {
+    case $UNIO_TEST_DEVICE in
+    emulator) echo cpu ;;
+    *) echo cuda ;;
+    esac
+}
+
+peer() {
+    local name
+    for real in f64 f32; do
+        step "trace-$real" "$here/bin/trainer" trace "$here/specs/runs/sp500.toml" --device "$UNIO_TEST_DEVICE" \
+            --real "$real" --out "$out/trace-$real"
+        for corrections in own trace; do
+            name=peer-$real-$corrections
+            step "$name" "${PYTHON:-python3}" "$here/tests/peers/perception_torch.py" "$out/trace-$real" \
+                --device "$(torch_device)" --corrections "$corrections" --json "$out/$name.json"
+            # The largest differences, also where all is well.
+            sed -n '/^largest of/,$p' "$out/$name.log"
+        done
+    done
+}
+
 if [ -z "${UNIO_NVRTC_DIR:-}" ]; then
     UNIO_NVRTC_DIR=$(packaged_nvrtc)
     export UNIO_NVRTC_DIR
@@ -90,8 +115,9 @@ sanitize)
     sanitize "$@"
     ;;
 bench) bench ;;
+peer) peer ;;
 *)
-    echo "usage: run.sh [sanitize [FILTER…] | bench]" >&2
+    echo "usage: run.sh [sanitize [FILTER…] | bench | peer]" >&2
     exit 2
     ;;
 esac

@@ -580,6 +580,47 @@ fn a_checkpoint_names_everything() {
 }
 
 #[test]
+fn an_export_has_any_buffer_under_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.safetensors");
+    let mut session = session();
+    session.run(Phase::Train).unwrap();
+    session.export(&path, &["table", "grads", "scale.y", "params"]).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let shapes: BTreeMap<String, Vec<usize>> = file.iter().map(|(name, t)| (name.into(), t.shape().to_vec())).collect();
+    let rows = session.read(TABLE_F32).unwrap().len() / 3;
+    let want = [
+        ("buffer/scale.y", vec![2, 3]),
+        ("buffer/table", vec![rows, 3]),
+        ("grads/scale.a", vec![3]),
+        ("grads/scale.b", vec![1]),
+        ("scale.a", vec![3]),
+        ("scale.b", vec![1]),
+    ];
+    assert_eq!(shapes, BTreeMap::from(want.map(|(name, shape)| (name.to_owned(), shape))));
+    let y: Vec<u8> = session.read(Y_F32).unwrap().into_iter().flat_map(f32::to_le_bytes).collect();
+    assert_eq!(file.tensor("buffer/scale.y").unwrap().data(), y);
+    let load = session.load(&path);
+    assert!(matches!(load, Err(CheckpointError::NotOurs { .. })), "{load:?}");
+    let unknown = session.export(&path, &["nothing"]).unwrap_err().to_string();
+    assert!(unknown.contains("`nothing`") && unknown.contains("scale.y"), "{unknown}");
+}
+
+#[test]
+fn scalars_are_what_a_launch_reads() {
+    let mut session = session();
+    session.set_state(RATE, 0.5).unwrap();
+    session.set_state(STEPS, 7).unwrap();
+    let scalar = |launch: &str| session.scalars(launch).unwrap();
+    assert_eq!(scalar("adam[a]"), BTreeMap::from([("rate".to_owned(), 0.5)]));
+    assert_eq!(scalar("scale.forward"), BTreeMap::from([("steps".to_owned(), 7.0)]));
+    assert_eq!(scalar("count"), BTreeMap::new(), "it writes what it has");
+    let unknown = session.scalars("gone").unwrap_err().to_string();
+    assert!(unknown.contains("`gone`") && unknown.contains("scale.adjoint"), "{unknown}");
+}
+
+#[test]
 fn another_layout_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.safetensors");

@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::session::Session;
 
 mod error;
+mod export;
 mod file;
 mod pieces;
 
@@ -120,12 +121,16 @@ impl Session {
     fn contents(&self) -> Result<BTreeMap<usize, Vec<u8>>, CheckpointError> {
         let mut contents = BTreeMap::new();
         for (index, _) in self.program().buffers.iter().enumerate().filter(|(_, b)| b.kept) {
-            let memory = self.memory(index)?;
-            let mut bytes = vec![0; memory.len()];
-            memory.read(&mut bytes)?;
-            contents.insert(index, bytes);
+            contents.insert(index, self.bytes_of(index)?);
         }
         Ok(contents)
+    }
+
+    fn bytes_of(&self, index: usize) -> Result<Vec<u8>, CheckpointError> {
+        let memory = self.memory(index)?;
+        let mut bytes = vec![0; memory.len()];
+        memory.read(&mut bytes)?;
+        Ok(bytes)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use safetensors::tensor::Dtype;
 
+use unio_interface::Buffer;
+
 use super::CheckpointError;
 use crate::session::{ISV, OBSERVED, PARAMS, SKIPPED, SMOOTHING, STATE, Session, Stored, product};
 
@@ -24,18 +26,23 @@ impl Session {
     /// What is kept, completely: ranges without a name of their own are named after their buffer.
     pub(super) fn pieces(&self) -> Result<Vec<Piece>, CheckpointError> {
         let mut pieces = Vec::new();
-        for (index, buffer) in self.program().buffers.iter().enumerate().filter(|(_, b)| b.kept) {
-            self.memory(index)?;
-            let len = self.len(index).unwrap_or(0);
-            let mut named = self.named_pieces(index, len);
-            named.sort_by_key(|piece| piece.start);
-            if named.is_empty() {
-                let shape = if product(&buffer.shape) == Some(len) { buffer.shape.clone() } else { vec![len] };
-                named.push(self.piece(index, format!("buffer/{}", buffer.name), 0, shape));
-            }
-            pieces.extend(self.gaps(index, len, &named));
-            pieces.append(&mut named);
+        for (index, _) in self.program().buffers.iter().enumerate().filter(|(_, b)| b.kept) {
+            pieces.extend(self.pieces_of(index)?);
         }
+        Ok(pieces)
+    }
+
+    /// One buffer, completely.
+    pub(super) fn pieces_of(&self, index: usize) -> Result<Vec<Piece>, CheckpointError> {
+        self.memory(index)?;
+        let (buffer, len) = (&self.program().buffers[index], self.len(index).unwrap_or(0));
+        let mut named = self.named_pieces(index, len);
+        named.sort_by_key(|piece| piece.start);
+        if named.is_empty() {
+            named.push(self.piece(index, format!("buffer/{}", buffer.name), 0, extents(buffer, len)));
+        }
+        let mut pieces = self.gaps(index, len, &named);
+        pieces.append(&mut named);
         pieces.retain(|piece| piece.len() > 0);
         Ok(pieces)
     }
@@ -47,7 +54,7 @@ impl Session {
             STATE => self.state_pieces(index),
             PARAMS => self.param_pieces(index, ""),
             // An optimizer keeps one number a parameter, in the parameters' own order.
-            name if self.index_of(PARAMS).and_then(|params| self.len(params)) == Some(len) => {
+            name if !buffer.external && self.index_of(PARAMS).and_then(|params| self.len(params)) == Some(len) => {
                 self.param_pieces(index, &format!("{name}/"))
             }
             _ => Vec::new(),
@@ -102,6 +109,16 @@ impl Session {
             at = at.max(end);
         }
         gaps
+    }
+}
+
+/// The extents of a buffer that has `len` elements; the run tells the first one where the shape leaves it open.
+fn extents(buffer: &Buffer, len: usize) -> Vec<usize> {
+    let row = buffer.shape.get(1..).and_then(product).unwrap_or(0);
+    match (product(&buffer.shape), buffer.shape.first()) {
+        (Some(all), _) if all == len => buffer.shape.clone(),
+        (_, Some(0)) if row > 0 && len.is_multiple_of(row) => [&[len / row], &buffer.shape[1..]].concat(),
+        _ => vec![len],
     }
 }
 

@@ -156,7 +156,7 @@ impl Session {
         Ok(memory.write_at(word * 4, &value.to_le_bytes())?)
     }
 
-    pub(super) fn named(&self, name: &str) -> Result<usize> {
+    pub(crate) fn named(&self, name: &str) -> Result<usize> {
         let names = self.program.buffers.iter().map(|b| &b.name);
         self.index_of(name).ok_or_else(|| self.unknown("buffer", name, names))
     }

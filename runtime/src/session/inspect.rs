@@ -1,8 +1,9 @@
 //! Looking into buffers, for whoever debugs a run.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use unio_interface::{Access, Arg, KernelParam};
+use unio_interface::{Access, Arg, Elem, KernelParam, Role};
 
 use super::convert::Stored;
 use super::error::Result;
@@ -55,6 +56,27 @@ impl Session {
         self.dump_index(self.named(name)?)
     }
 
+    /// The scalars that a launch of the training step reads, by the names that its kernel has for them, as they are now.
+    /// Taken before a step they tell what stands there as `prev_NAME`, after it what stands as `now_NAME`.
+    ///
+    /// Errors: no such launch.
+    pub fn scalars(&self, launch: &str) -> Result<BTreeMap<String, f64>> {
+        let launches = &self.program.train;
+        let found = launches.iter().find(|l| l.name == launch);
+        let found = found.ok_or_else(|| self.unknown("launch", launch, launches.iter().map(|l| &l.name)))?;
+        let mut scalars = BTreeMap::new();
+        for (param, arg) in self.artefacts.kernels[found.kernel].params.iter().zip(&found.args) {
+            let (KernelParam::Buffer { name, elem, access, role, .. }, Arg::Buffer { buffer, start }) = (param, arg)
+            else {
+                continue;
+            };
+            if (*access, role) == (Access::In, &Role::Scalar) {
+                scalars.insert(name.clone(), self.scalar(*elem, *buffer, *start)?);
+            }
+        }
+        Ok(scalars)
+    }
+
     /// The first NaN or infinity: first among buffers that the training step only reads, then among the others, in the
     /// order in which the step first writes them. Buffers that the run has not filled are passed over.
     pub fn first_non_finite(&self) -> Result<Option<NonFinite>> {
@@ -73,6 +95,20 @@ impl Session {
 }
 
 impl Session {
+    /// One element, of the type that a kernel takes it for.
+    fn scalar(&self, elem: Elem, buffer: usize, at: usize) -> Result<f64> {
+        let mut bytes = [0; 8];
+        let stored = Stored::of(elem, self.real);
+        let size = stored.size();
+        self.memory(buffer)?.read_at(at * size, &mut bytes[..size])?;
+        let [a, b, c, d, ..] = bytes;
+        Ok(match stored {
+            Stored::F64 => f64::from_le_bytes(bytes),
+            Stored::F32 => f64::from(f32::from_le_bytes([a, b, c, d])),
+            Stored::I32 => f64::from(i32::from_le_bytes([a, b, c, d])),
+        })
+    }
+
     fn dump_index(&self, index: usize) -> Result<Vec<f64>> {
         match self.stored(index) {
             Stored::F64 => self.read_index(index),

@@ -1,8 +1,10 @@
 //! The command `trainer`: trains the generated model on market data, fold by fold; measures the generated kernels.
 
 mod bench;
+mod feed;
 mod report;
 mod resume;
+mod trace;
 mod train;
 
 use std::io::IsTerminal;
@@ -32,6 +34,8 @@ enum Command {
     Train(TrainArgs),
     /// Measure every kernel of the trainer's sets, and their steps.
     Bench(bench::BenchArgs),
+    /// Train one fold's first steps, and write what another program needs to check every number of them.
+    Trace(trace::TraceArgs),
 }
 
 /// What to train, where, and where to leave the results.
@@ -101,5 +105,6 @@ fn run(cli: Cli) -> Result<()> {
         None => train::train(&TrainArgs::default()),
         Some(Command::Train(args)) => train::train(&args),
         Some(Command::Bench(args)) => bench::bench(&args),
+        Some(Command::Trace(args)) => trace::trace(&args),
     }
 }

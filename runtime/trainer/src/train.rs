@@ -1,35 +1,28 @@
 //! Walk-forward training: each fold begins anew, trains a fixed number of epochs, and is scored on what comes after.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use indicatif::ProgressBar;
 use unio::data::{Bars, Dataset, FoldData};
 use unio::device::{Device, Real};
-use unio::random::permutation;
+use unio::interface::Program;
 use unio::run::Run;
-use unio::{Launching, Mirror, Phase, Session, When, metrics};
+use unio::{Launching, Mirror, Phase, Session, metrics};
 
 use crate::TrainArgs;
+use crate::feed;
 use crate::perception::{artefacts, buffers, states};
 use crate::report::{EpochMetrics, Report, memory, progress};
 use crate::resume;
 
 /// Trains a run as the arguments say.
 pub fn train(args: &TrainArgs) -> Result<()> {
-    let mut run = Run::read(&args.run)?;
+    let (mut run, program) = open(&args.run)?;
     run.epochs = args.epochs.unwrap_or(run.epochs);
     ensure!(run.epochs > 0, "--epochs 0 trains nothing: name at least 1");
-    let program = artefacts().program.as_ref().context("the set has no model")?;
-    ensure!(
-        run.model == program.model,
-        "{}: the model `{}` is not in this trainer, which has `{}`",
-        args.run.display(),
-        run.model,
-        program.model
-    );
-    check_states(&run, args)?;
     let mut folds = chosen(load(&run)?, args)?;
     let device = Device::open(args.device)?;
     println!("{}\nDevice: {}\n{}", run.doc, device.describe(), memory(program));
@@ -59,21 +52,37 @@ fn chosen(mut folds: Vec<FoldData>, args: &TrainArgs) -> Result<Vec<FoldData>> {
     Ok(folds)
 }
 
+/// A run of the model that this trainer has.
+pub fn open(path: &Path) -> Result<(Run, &'static Program)> {
+    let run = Run::read(path)?;
+    let program = artefacts().program.as_ref().context("the set has no model")?;
+    ensure!(
+        run.model == program.model,
+        "{}: the model `{}` is not in this trainer, which has `{}`",
+        path.display(),
+        run.model,
+        program.model
+    );
+    check_states(&run, path)?;
+    Ok((run, program))
+}
+
 /// A run may set what the host sets, and nothing else; said before anything is written.
-fn check_states(run: &Run, args: &TrainArgs) -> Result<()> {
+fn check_states(run: &Run, path: &Path) -> Result<()> {
     let free: Vec<&str> = artefacts().states.iter().filter(|s| s.writer.is_none()).map(|s| s.name.as_str()).collect();
     for name in run.states.keys() {
         ensure!(
             free.contains(&name.as_str()),
             "{}: the model has no state `{name}` for the host to set: known are {}",
-            args.run.display(),
+            path.display(),
             free.join(", ")
         );
     }
     Ok(())
 }
 
-fn load(run: &Run) -> Result<Vec<FoldData>> {
+/// The data of every fold.
+pub fn load(run: &Run) -> Result<Vec<FoldData>> {
     let bars = Bars::read(&run.data)?;
     let dataset = Dataset::new(&bars, &run.features(), run.horizon)?;
     check_groups(run)?;
@@ -108,7 +117,8 @@ fn size(name: &str) -> Result<usize> {
         .with_context(|| format!("the model has no size {name}"))
 }
 
-fn batch() -> usize {
+/// Samples a step.
+pub fn batch() -> usize {
     artefacts().program.as_ref().map_or(1, |p| p.batch)
 }
 
@@ -130,8 +140,9 @@ impl Trainer {
         for column in data.still_columns() {
             self.bar.suspend(|| println!("fold {}: {column}", data.fold.number));
         }
+        self.bar.set_message(format!("fold {}", data.fold.number));
         resume::forget(self.report.folder(), data.fold.number)?;
-        self.begin(data)?;
+        feed::begin(&mut self.session, &self.run, data)?;
         for epoch in 1..=self.run.epochs {
             let start = Instant::now();
             let train_loss = self.epoch(data, epoch)?;
@@ -143,36 +154,10 @@ impl Trainer {
         Ok(())
     }
 
-    /// Puts the fold's data on the device; weights, slots, moments and counters start anew.
-    fn begin(&mut self, data: &FoldData) -> Result<()> {
-        self.bar.set_message(format!("fold {}", data.fold.number));
-        self.session.write(buffers::FEATURE, &data.features)?;
-        self.session.write(buffers::GAP, &data.dt)?;
-        self.session.write(buffers::DIRECTION_LABEL, &data.direction)?;
-        self.session.write(buffers::VOLATILITY_LABEL, &data.volatility)?;
-        self.session.write(buffers::LOG_VOLATILITY, &data.log_volatility)?;
-        self.session.reset(When::Fold)?;
-        self.session.init_params(self.run.seed + data.fold.number as u64)?;
-        Ok(())
-    }
-
-    /// What the run sets for an epoch; the last value given lasts.
-    fn set_states(&mut self, epoch: usize) -> Result<()> {
-        for (name, values) in &self.run.states {
-            if let Some(value) = values.get(epoch - 1).or(values.last()) {
-                self.session.set_state_named(name, *value)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Trains on every training row once, in an order of its own; gives the mean loss.
     fn epoch(&mut self, data: &FoldData, epoch: usize) -> Result<f64> {
-        let number = (data.fold.number * 1000 + epoch) as u64;
-        let order = permutation(self.run.seed, number, &data.train);
-        self.set_states(epoch)?;
-        self.start_rows(data, &order)?;
-        for _ in 0..steps(order.len()) {
+        let rows = feed::begin_epoch(&mut self.session, &self.run, data, epoch)?;
+        for _ in 0..steps(rows) {
             self.session.run(Phase::Train)?;
             self.show(data)?;
         }
@@ -181,7 +166,7 @@ impl Trainer {
 
     /// Scores every test row; nothing that this learns is used for training.
     fn test(&mut self, data: &FoldData, epoch: usize, train_loss: f64, start: Instant) -> Result<EpochMetrics> {
-        self.start_rows(data, &data.test)?;
+        feed::start_rows(&mut self.session, data, &data.test)?;
         let mut scores: BTreeMap<String, Vec<f32>> = BTreeMap::new();
         for first in (0..data.test.len()).step_by(batch()) {
             self.session.run(Phase::Evaluate)?;
@@ -207,16 +192,6 @@ impl Trainer {
             steps_skipped: self.session.state(states::STEPS_SKIPPED)?,
             seconds: start.elapsed().as_secs_f64(),
         })
-    }
-
-    /// Makes these rows the ones that the next steps take. The buffer keeps one length, so that nothing is allocated.
-    fn start_rows(&mut self, data: &FoldData, rows: &[i32]) -> Result<()> {
-        let mut order = rows.to_vec();
-        order.resize(data.rows(), rows[0]);
-        self.session.write(buffers::ORDER, &order)?;
-        self.session.set_state(states::ROWS, rows.len() as i32)?;
-        self.session.reset(When::Epoch)?;
-        Ok(())
     }
 
     /// Moves the bar without waiting for the device.

@@ -296,3 +296,87 @@ fn no_compiler_is_one_clear_error() {
     command.env("PATH", dir.path()).env_remove("CXX").env("UNIO_CACHE_DIR", cache);
     refused(command, &out, &["C++ compiler"]);
 }
+
+/// Tensors of a safetensors file by name: the bytes.
+fn tensors(path: &Path) -> BTreeMap<String, Vec<u8>> {
+    let bytes = fs::read(path).unwrap();
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let range = |about: &serde_json::Value| {
+        let [first, end] = [0, 1].map(|n| start + about["data_offsets"][n].as_u64().unwrap() as usize);
+        bytes[first..end].to_vec()
+    };
+    header
+        .iter()
+        .filter(|(name, _)| *name != "__metadata__")
+        .map(|(name, about)| (name.clone(), range(about)))
+        .collect()
+}
+
+#[test]
+fn a_trace_takes_the_steps_that_training_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (trained, traced) = (dir.path().join("train"), dir.path().join("trace"));
+    let run = |args: &[&str], out: &Path| {
+        let output = trainer(args).args(["--device", "emulator", "--out"]).arg(out).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    run(&["train", "--epochs", "1", "--folds", "1"], &trained);
+    run(&["trace", "--steps", "39"], &traced);
+    let checkpoint = tensors(&trained.join("fold-1.safetensors"));
+    let params = tensors(&traced.join("params-39.safetensors"));
+    assert!(!params.is_empty() && params.iter().all(|(name, bytes)| &checkpoint[name] == bytes));
+    let start = tensors(&traced.join("start.safetensors"));
+    assert!(start.keys().eq(params.keys()) && start != params);
+    assert!([1, 10].iter().all(|n| traced.join(format!("params-{n}.safetensors")).is_file()));
+}
+
+#[test]
+fn a_trace_goes_on_to_the_next_epoch() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("trace");
+    let output = trainer(&["trace", "--device", "emulator", "--steps", "40", "--out"]).arg(&out).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = fs::read_to_string(out.join("steps.jsonl")).unwrap();
+    let steps: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(steps.len(), 40);
+    assert_eq!((&steps[38]["epoch"], &steps[39]["epoch"], &steps[39]["cursor"]), (&1.into(), &2.into(), &0.into()));
+    assert!(out.join("order-2.safetensors").is_file());
+    let rate = |step: usize| steps[step]["read"]["adamw[trunk]"]["prev_learning_rate"].as_f64().unwrap();
+    assert!((rate(38) - 1e-3).abs() < 1e-9 && (rate(39) - 5e-4).abs() < 1e-9);
+    // What a step reads as the last one's slots is what that one left.
+    let left = steps[38]["slots"]["wd_rate"].as_array().unwrap();
+    for group in ["heads", "select", "trunk"] {
+        let read = steps[39]["read"][format!("adamw[{group}]")]["prev_wd_rate"].as_f64().unwrap();
+        assert!(left.iter().any(|slot| slot.as_f64().unwrap() as f32 == read as f32), "{group}: {read}, {left:?}");
+    }
+}
+
+#[test]
+fn a_trace_in_f64_has_values_and_gradients_of_the_first_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("trace");
+    let args = ["trace", "--device", "emulator", "--real", "f64", "--steps", "3", "--fold", "2", "--out"];
+    let output = trainer(&args).arg(&out).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let step = tensors(&out.join("step-1.safetensors"));
+    assert_eq!(step["buffer/loss.total"].len(), 32 * 8);
+    assert!(
+        ["grads/cfc.w_h", "buffer/cfc.h_next", "buffer/cfc.saved.u", "buffer/cfc.d_x"]
+            .iter()
+            .all(|n| step.contains_key(*n))
+    );
+    assert_eq!(tensors(&out.join("start.safetensors"))["pool.v"].len(), 16 * 8);
+    assert_eq!(tensors(&out.join("params-3.safetensors")).len(), tensors(&out.join("start.safetensors")).len());
+    assert!(tensors(&out.join("data.safetensors")).contains_key("buffer/order"));
+}
+
+#[test]
+fn a_trace_of_nothing_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let trace = |options: &[&str]| trainer(&[&["trace", "--out", out.to_str().unwrap()], options].concat());
+    refused(trace(&["--steps", "0"]), &out, &["--steps 0"]);
+    refused(trace(&["--fold", "0"]), &out, &["no fold 0", "3"]);
+    refused(trace(&["--fold", "4"]), &out, &["no fold 4", "3"]);
+}
