@@ -662,3 +662,22 @@ fn another_reader_of_a_clamped_buffer_is_ordered_by_edges() {
                   smooth = \"pearl_ad\"\nreset = \"fold\"\nmonitoring = true\n";
     assert_eq!(unordered(&Copy::sp4().with(reader).compiled()), Vec::<String>::new());
 }
+
+/// A word is never given away: a state that is renamed finds room behind the others, and the buffer reaches so far.
+#[test]
+fn a_renamed_state_has_room() {
+    let set = |name: &str| {
+        let entry = format!(
+            "[update.u]\ndoc = \"x\"\nover = \"scalar\"\nmath = \"next.{name} = {name} + 1\\nnext.z = z + 1\"\n\
+             [update.u.state]\n{name} = {{ reset = \"fold\", monitoring = true }}\n\
+             z = {{ reset = \"fold\", monitoring = true }}\n"
+        );
+        SetFiles::from_texts([("t/unio.toml", "version = 1\nname = \"t\"\n"), ("t/a.toml", entry.as_str())])
+    };
+    let before = unio_codegen::compile(&set("a"), &[], "").unwrap();
+    let after = unio_codegen::compile(&set("b"), &[], &before.lock).unwrap().artefacts;
+    let words: Vec<usize> = after.states.iter().map(|s| s.word).collect();
+    let buffer = after.program.as_ref().unwrap().buffers.iter().find(|b| b.name == "state").unwrap();
+    assert!(words.iter().all(|word| *word < buffer.len.unwrap()), "{words:?} in {:?}", buffer.len);
+    assert!(words.contains(&2), "{words:?}");
+}

@@ -66,7 +66,11 @@ impl Explained<'_> {
     fn stage(&self, text: &mut String, network: &Network, stage: &Stage) -> fmt::Result {
         let index = network.stages.iter().position(|s| s.name == stage.name).unwrap_or(0);
         let (eq, kernels) = (&self.equations.stages[index], &self.plan.stages[index]);
-        let scan = stage.scan.as_ref().map_or(String::new(), |(over, n)| format!(", a scan over {over} of {n} steps"));
+        let scan = match (&stage.spread, &stage.scan) {
+            (Some((over, n)), _) => format!(", for each of {n} {over}, a CUDA block each"),
+            (None, Some((over, n))) => format!(", a scan over {over} of {n} steps"),
+            (None, None) => String::new(),
+        };
         writeln!(text, "stage {}: block {}{scan}, {} samples", stage.name, stage.block, network.batch)?;
         program(text, "equations, in normal form", &eq.forward)?;
         match &eq.adjoint {

@@ -117,7 +117,7 @@ fn adamw() {
         let len = session.buffer_named(name).unwrap().len.unwrap();
         session.write_real(name, &vec![value; len]).unwrap();
     }
-    for (state, value) in [("clip_scale", 1.0), ("beta_1_power", 0.9), ("beta_2_power", 0.999)] {
+    for (state, value) in [("clip_scale", 1.0), ("bias_1", 0.1), ("bias_2", 0.001)] {
         session.set_state_named(state, value).unwrap();
     }
     let bench = Bench::new(&session, &artefacts).unwrap();

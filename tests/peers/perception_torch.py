@@ -335,8 +335,8 @@ class Training:
         the quotients of both go into the other numbers."""
         first = second = 1.0
         if self.corrections == "trace":
-            first = (1 - BETAS[0] ** step) / (1 - told["now_beta_1_power"])
-            second = math.sqrt((1 - told["now_beta_2_power"]) / (1 - BETAS[1] ** step))
+            first = (1 - BETAS[0] ** step) / told["now_bias_1"]
+            second = math.sqrt(told["now_bias_2"] / (1 - BETAS[1] ** step))
         rate = told["prev_learning_rate"] * first * second
         return {"lr": rate, "weight_decay": told["prev_wd_rate"] / (first * second), "eps": ADAM_EPS * second}
 

@@ -115,7 +115,11 @@ fn stages(page: &mut String, model: &Model, network: &crate::model::Network) {
     for stage in &network.stages {
         let reads: Vec<String> =
             stage.wires.iter().map(|w| format!("{} = `{}`", w.input, source(network, &w.from))).collect();
-        let scan = stage.scan.as_ref().map_or("–".into(), |(name, steps)| format!("{name} ({steps} steps)"));
+        let scan = match (&stage.spread, &stage.scan) {
+            (Some((name, count)), _) => format!("each of {count} {name}"),
+            (None, Some((name, steps))) => format!("{name} ({steps} steps)"),
+            (None, None) => "–".into(),
+        };
         let place = model.files.provenance(&stage.loc);
         let _ = writeln!(
             page,

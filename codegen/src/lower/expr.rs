@@ -73,6 +73,9 @@ pub(super) trait Places {
     fn scalar(&self, scalar: usize) -> Code;
 }
 
+/// Turns of a split sum that are written out together.
+const UNROLLED: usize = 8;
+
 /// Turns expressions into text; what needs statements of its own is put in front.
 pub(super) struct Printer<'a> {
     pub(super) program: &'a Program,
@@ -280,7 +283,10 @@ impl Printer<'_> {
                 before.push(self.turns(&names[0], count, &turn, inner));
                 self.namer.release(&turn);
             }
-            _ => before.extend(self.loops(vars, &names, inner)),
+            _ => {
+                let loops = self.loops(vars, &names, inner);
+                before.extend(loops);
+            }
         }
         vars.iter().zip(&names).for_each(|(var, name)| self.unbind(*var, name));
         Some(acc)
@@ -289,7 +295,8 @@ impl Printer<'_> {
     /// A loop over the elements that the thread keeps.
     pub(super) fn turns(&self, var: &str, count: usize, turn: &str, body: Vec<Op>) -> Op {
         let value = match &self.lanes {
-            Some((lanes, lane)) => format!("{lane} + {turn} * {lanes}"),
+            // Neighbours, so that what they are multiplied by is read several at a time.
+            Some((_, lane)) => format!("{lane} * {count} + {turn}"),
             None => turn.to_owned(),
         };
         let mut all = vec![Op::Let { ty: "int", name: var.to_owned(), value }];
@@ -297,14 +304,22 @@ impl Printer<'_> {
         Op::Unrolled { head: format!("int {turn} = 0; {turn} < {count}; ++{turn}"), times: None, body: all }
     }
 
-    fn loops(&self, vars: &[VarId], names: &[String], mut inner: Vec<Op>) -> Vec<Op> {
-        for (n, (var, name)) in vars.iter().zip(names).enumerate().rev() {
-            let extent = self.program.vars[*var].extent;
-            let head = match self.lanes.as_ref().filter(|_| n + 1 == vars.len()) {
-                Some((lanes, lane)) => format!("int {name} = {lane}; {name} < {extent}; {name} += {lanes}"),
-                None => format!("int {name} = 0; {name} < {extent}; ++{name}"),
-            };
-            inner = vec![Op::For { head, body: inner }];
+    /// Loops over all values; lanes take every so-many-th of them, as one range.
+    fn loops(&mut self, vars: &[VarId], names: &[String], mut inner: Vec<Op>) -> Vec<Op> {
+        let extents: Vec<usize> = vars.iter().map(|v| self.program.vars[*v].extent).collect();
+        if let Some((lanes, lane)) = self.lanes.clone() {
+            let total: usize = extents.iter().product();
+            let at = if vars.len() == 1 { names[0].clone() } else { self.namer.unique("q") };
+            if vars.len() > 1 {
+                self.namer.release(&at);
+                inner = unflat(names, &extents, &at).into_iter().chain(inner).collect();
+            }
+            // Each turn's reads are on the way before the first is used.
+            let head = format!("int {at} = {lane}; {at} < {total}; {at} += {lanes}");
+            return vec![Op::Unrolled { head, times: Some(UNROLLED), body: inner }];
+        }
+        for (name, extent) in names.iter().zip(&extents).rev() {
+            inner = vec![Op::For { head: format!("int {name} = 0; {name} < {extent}; ++{name}"), body: inner }];
         }
         inner
     }

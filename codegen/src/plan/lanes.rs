@@ -39,13 +39,14 @@ fn inside(program: &Program, phase: &Parallel) -> usize {
     doubled(WARP, |lanes| terms >= lanes * least && elements * lanes <= most)
 }
 
-/// Outside there is work for all threads; a weight's row is read together, and what is single is shared.
+/// Outside a scan: long sums of few elements are split as far as there are threads, and a weight's row is read together.
 fn outside(program: &Program, phase: &Parallel) -> usize {
     let (elements, terms) = (elements(program, phase), shortest(program, phase));
-    match elements <= FEW {
-        true => doubled(WARP, |lanes| terms >= lanes * TERMS_OF_FEW),
-        false if reads_rows(program, phase) => doubled(SECTOR, |lanes| terms >= lanes * TERMS_OF_ROWS),
-        false => 1,
+    let least = if elements <= FEW { TERMS_OF_FEW } else { TERMS };
+    let employed = doubled(WARP, |lanes| terms >= lanes * least && elements * lanes <= MOST_THREADS);
+    match reads_rows(program, phase) {
+        true => employed.max(doubled(SECTOR, |lanes| terms >= lanes * TERMS_OF_ROWS)),
+        false => employed,
     }
 }
 
@@ -60,10 +61,11 @@ fn doubled(most: usize, fits: impl Fn(usize) -> bool) -> usize {
 /// Terms of the shortest sum of a phase; 0 where there is none.
 fn shortest(program: &Program, phase: &Parallel) -> usize {
     let sums = phase.items.iter().flat_map(|item| reductions(&item.assign.value));
-    sums.filter_map(|(vars, _)| Some(program.vars[*vars.last()?].extent)).min().unwrap_or(0)
+    let terms = |vars: &[VarId]| vars.iter().map(|v| program.vars[*v].extent).product::<usize>();
+    sums.map(|(vars, _)| terms(&vars)).min().unwrap_or(0)
 }
 
-/// The reductions of an equation: their variables, of which the last one's values are split, and what they join.
+/// The reductions of an equation: their variables, and what they join.
 fn reductions(value: &Expr) -> Vec<(Vec<VarId>, Expr)> {
     let mut found = Vec::new();
     value.visit(&mut |e| {

@@ -257,7 +257,7 @@ impl Table {
     /// Elements that a thread loads before it counts them.
     pub const UNROLL: usize = 8;
     /// Elements that one block of a launch covers.
-    pub const PER_BLOCK: u32 = 8192;
+    pub const PER_BLOCK: u32 = 2048;
     /// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa. One a thread.
     pub const BINS: usize = 256;
     /// Integers in front of a row: elements seen, rows in the part, and two for alignment.

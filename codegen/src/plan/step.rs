@@ -135,7 +135,9 @@ impl<'a> Planner<'a> {
                 self.add_kept(bank.skipped(), vec![len], Memory::I32);
             }
         }
-        self.add_kept("state", vec![self.model.states.len()], Memory::F32);
+        // The lock never moves a word, so that those of states which are gone stay empty.
+        let words = self.model.states.iter().map(|state| state.word + 1).max().unwrap_or(0);
+        self.add_kept("state", vec![words], Memory::F32);
         self.add_externals();
         let Some(network) = &self.model.network else { return };
         let total = param_total(network);

@@ -48,7 +48,7 @@ UNIO_KERNEL(64) perception_cfc_forward(
         const int step = e / 16;
         const int j = e % 16;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 2) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
             acc = unio_fma(w_x_s[j * 34 + i], x[step * 16 + i], acc);
         }
         acc = unio_lanes_sum<2>(acc);

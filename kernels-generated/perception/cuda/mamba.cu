@@ -82,7 +82,7 @@ UNIO_KERNEL(128) perception_mamba_forward(
         w_dt_s[n / 16 * 34 + n % 16] = w_dt[n];
     }
     for (int n = threadIdx.x; n < 256; n += 128) {
-        w_out_s[n / 8 * 33 + n % 8] = w_out[n];
+        w_out_s[n / 8 * 34 + n % 8] = w_out[n];
     }
     for (int n = threadIdx.x; n < 256; n += 128) {
         w_v_s[n / 16 * 34 + n % 16] = w_v[n];
@@ -103,7 +103,7 @@ UNIO_KERNEL(128) perception_mamba_forward(
         const int g = e / 8 % 2;
         const int p = e % 8;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 2) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
             acc = unio_fma(w_z_s[g * 272 + p * 34 + i], x[step * 16 + i], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -113,7 +113,7 @@ UNIO_KERNEL(128) perception_mamba_forward(
             z[step * 16 + g * 8 + p] = z_;
         }
         real acc2 = real(0);
-        for (int i = lane; i < 16; i += 2) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
             acc2 = unio_fma(w_v_s[g * 272 + p * 34 + i], x[step * 16 + i], acc2);
         }
         acc2 = unio_lanes_sum<2>(acc2);
@@ -129,7 +129,7 @@ UNIO_KERNEL(128) perception_mamba_forward(
         const int step = e / 8;
         const int n = e % 8;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 2) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
             acc = unio_fma(w_b_s[n * 34 + i], x[step * 16 + i], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -139,7 +139,7 @@ UNIO_KERNEL(128) perception_mamba_forward(
             bx[step * 8 + n] = bx_;
         }
         real acc2 = real(0);
-        for (int i = lane; i < 16; i += 2) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
             acc2 = unio_fma(w_c_s[n * 34 + i], x[step * 16 + i], acc2);
         }
         acc2 = unio_lanes_sum<2>(acc2);
@@ -156,7 +156,7 @@ UNIO_KERNEL(128) perception_mamba_forward(
         const int step = e / 2;
         const int g = e % 2;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 2) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
             acc = unio_fma(w_dt_s[g * 34 + i], x[step * 16 + i], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -264,19 +264,22 @@ UNIO_KERNEL(128) perception_mamba_forward(
         q[step * 16 + g * 8 + p] = q_;
     }
     __syncthreads();
-    if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
+    for (int e = threadIdx.x / 2; e < 128; e += 64) {
+        const int lane = threadIdx.x % 2;
         const int step = e / 16;
         const int i = e % 16;
         real acc = real(0);
-        for (int g = 0; g < 2; ++g) {
-            for (int p = 0; p < 8; ++p) {
-                acc = unio_fma(w_out_s[i * 66 + g * 33 + p], q_s[step * 16 + g * 8 + p], acc);
-            }
+        UNIO_UNROLL(8) for (int q2 = lane; q2 < 16; q2 += 2) {
+            const int g = q2 / 8;
+            const int p = q2 % 8;
+            acc = unio_fma(w_out_s[i * 68 + g * 34 + p], q_s[step * 16 + g * 8 + p], acc);
         }
+        acc = unio_lanes_sum<2>(acc);
         const real y_1_ = acc;
         const real y_ = x[step * 16 + i] + y_1_;
-        y[step * 16 + i] = y_;
+        if (lane == 0) {
+            y[step * 16 + i] = y_;
+        }
     }
 }
 
@@ -324,12 +327,12 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     UNIO_OUT(real, d_head_a_log)
 ) {
     UNIO_SHARED(real, gamma_s, 2618 * sizeof(real));
-    UNIO_SHARED(real, w_b_s, 2846 * sizeof(real));
-    UNIO_SHARED(real, w_c_s, 2718 * sizeof(real));
-    UNIO_SHARED(real, w_dt_s, 2686 * sizeof(real));
+    UNIO_SHARED(real, w_b_s, 2850 * sizeof(real));
+    UNIO_SHARED(real, w_c_s, 2722 * sizeof(real));
+    UNIO_SHARED(real, w_dt_s, 2690 * sizeof(real));
     UNIO_SHARED(real, w_out_s, 2362 * sizeof(real));
-    UNIO_SHARED(real, w_v_s, 2974 * sizeof(real));
-    UNIO_SHARED(real, w_z_s, 3230 * sizeof(real));
+    UNIO_SHARED(real, w_v_s, 2978 * sizeof(real));
+    UNIO_SHARED(real, w_z_s, 3234 * sizeof(real));
     UNIO_SHARED(real, head_y_s, 0 * sizeof(real));
     UNIO_SHARED(real, d_y_total_s, 128 * sizeof(real));
     UNIO_SHARED(real, d_state_carried_s, 256 * sizeof(real));
@@ -377,7 +380,7 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     d_w_z = d_w_z + size_t(blockIdx.x) * 3103;
     d_head_a_log = d_head_a_log + size_t(blockIdx.x) * 3103;
     for (int n = threadIdx.x; n < 16; n += 128) {
-        gamma_s[n / 8 * 34 + n % 8] = gamma[n];
+        gamma_s[n / 8 * 36 + n % 8] = gamma[n];
     }
     for (int n = threadIdx.x; n < 128; n += 128) {
         w_b_s[n] = w_b[n];
@@ -427,16 +430,16 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         d_q_s[step * 16 + g * 8 + p] = d_q_;
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int step = threadIdx.x / 2;
-        const int lane = threadIdx.x % 2;
+    if (threadIdx.x < 32) {
+        const int step = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int g = 0; g < 2; ++g) {
-            for (int p = lane; p < 8; p += 2) {
-                acc = unio_fma(d_q_s[step * 16 + g * 8 + p], gamma_s[g * 34 + p] * s[step * 16 + g * 8 + p], acc);
-            }
+        UNIO_UNROLL(8) for (int q2 = lane; q2 < 16; q2 += 4) {
+            const int g = q2 / 8;
+            const int p = q2 % 8;
+            acc = unio_fma(d_q_s[step * 16 + g * 8 + p], gamma_s[g * 36 + p] * s[step * 16 + g * 8 + p], acc);
         }
-        acc = unio_lanes_sum<2>(acc);
+        acc = unio_lanes_sum<4>(acc);
         const real d_r_ = acc;
         const real d_r_3_ = -(d_r_ * r[step] / r_3[step]);
         const real d_r_2_ = d_r_3_ * (real(0.5) / r_3[step]) * real(0.5);
@@ -458,7 +461,7 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const int step = e / 16;
         const int g = e / 8 % 2;
         const int p = e % 8;
-        const real d_s_ = unio_fma(d_r_1_s[step * 2 + g], s[step * 16 + g * 8 + p], unio_fma(d_q_s[step * 16 + g * 8 + p] * r[step], gamma_s[g * 34 + p], d_r_1_s[step * 2 + g] * s[step * 16 + g * 8 + p]));
+        const real d_s_ = unio_fma(d_r_1_s[step * 2 + g], s[step * 16 + g * 8 + p], unio_fma(d_q_s[step * 16 + g * 8 + p] * r[step], gamma_s[g * 36 + p], d_r_1_s[step * 2 + g] * s[step * 16 + g * 8 + p]));
         d_s_s[step * 16 + g * 8 + p] = d_s_;
         const real d_s_1_ = d_s_ * head_y_s[step * 16 + g * 8 + p] * z[step * 16 + g * 8 + p];
         d_s_1_s[step * 16 + g * 8 + p] = d_s_1_;
@@ -509,27 +512,34 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         }
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int e = threadIdx.x;
+    if (threadIdx.x < 64) {
+        const int e = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
         const int step = e / 2;
         const int g = e % 2;
         real acc = real(0);
-        for (int n = 0; n < 8; ++n) {
-            for (int p = 0; p < 8; ++p) {
-                acc = unio_fma(d_state_next_total_s[step * 128 + g * 64 + n * 8 + p], state[step * 128 + g * 64 + n * 8 + p], acc);
-            }
+        UNIO_UNROLL(8) for (int q2 = lane; q2 < 64; q2 += 4) {
+            const int n = q2 / 8;
+            const int p = q2 % 8;
+            acc = unio_fma(d_state_next_total_s[step * 128 + g * 64 + n * 8 + p], state[step * 128 + g * 64 + n * 8 + p], acc);
         }
+        acc = unio_lanes_sum<4>(acc);
         const real d_head_decay_ = acc;
-        d_head_decay_s[step * 2 + g] = d_head_decay_;
-        real acc2 = real(0);
-        for (int n = 0; n < 8; ++n) {
-            for (int p = 0; p < 8; ++p) {
-                acc2 = unio_fma(d_state_next_total_s[step * 128 + g * 64 + n * 8 + p] * v[step * 16 + g * 8 + p], bx[step * 8 + n], acc2);
-            }
+        if (lane == 0) {
+            d_head_decay_s[step * 2 + g] = d_head_decay_;
         }
+        real acc2 = real(0);
+        UNIO_UNROLL(8) for (int q2 = lane; q2 < 64; q2 += 4) {
+            const int n = q2 / 8;
+            const int p = q2 % 8;
+            acc2 = unio_fma(d_state_next_total_s[step * 128 + g * 64 + n * 8 + p] * v[step * 16 + g * 8 + p], bx[step * 8 + n], acc2);
+        }
+        acc2 = unio_lanes_sum<4>(acc2);
         const real d_head_delta_ = acc2 + -(d_head_decay_ * head_decay[step * 2 + g] * head_decay_1[g]);
         const real d_head_delta_part1_ = d_head_delta_ * unio_sigmoid(dt[step * 2 + g] + head_dt_bias[g]);
-        d_head_delta_part1_s[step * 2 + g] = d_head_delta_part1_;
+        if (lane == 0) {
+            d_head_delta_part1_s[step * 2 + g] = d_head_delta_part1_;
+        }
     }
     if (threadIdx.x < 64) {
         const int e = threadIdx.x;
@@ -592,7 +602,7 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const int g = threadIdx.x / 2;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int step = lane; step < 8; step += 2) {
+        UNIO_UNROLL(8) for (int step = lane; step < 8; step += 2) {
             acc = unio_fma(d_head_decay_s[step * 2 + g] * head_decay[step * 2 + g], -head_delta[step * 2 + g], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -677,10 +687,10 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
             d_head_a_log[g] = d_head_a_log_;
         }
         real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            for (int p = lane; p < 8; p += 2) {
-                acc = unio_fma(d_head_y_s[step * 16 + g * 8 + p], v[step * 16 + g * 8 + p], acc);
-            }
+        UNIO_UNROLL(8) for (int q2 = lane; q2 < 64; q2 += 2) {
+            const int step = q2 / 8;
+            const int p = q2 % 8;
+            acc = unio_fma(d_head_y_s[step * 16 + g * 8 + p], v[step * 16 + g * 8 + p], acc);
         }
         acc = unio_lanes_sum<2>(acc);
         const real d_head_d_skip_ = acc;
@@ -688,7 +698,7 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
             d_head_d_skip[g] = d_head_d_skip_;
         }
         real acc2 = real(0);
-        for (int step = lane; step < 8; step += 2) {
+        UNIO_UNROLL(8) for (int step = lane; step < 8; step += 2) {
             acc2 = acc2 + d_head_delta_part1_s[step * 2 + g];
         }
         acc2 = unio_lanes_sum<2>(acc2);

@@ -36,7 +36,7 @@ UNIO_KERNEL(64) perception_pool_forward(
         const int k = e / 16;
         const int a = e % 16;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 2) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
             acc = unio_fma(w_s[a * 34 + i], h[k * 16 + i], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -52,7 +52,7 @@ UNIO_KERNEL(64) perception_pool_forward(
         const int k = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int a = lane; a < 16; a += 4) {
+        UNIO_UNROLL(8) for (int a = lane; a < 16; a += 4) {
             acc = unio_fma(v[a], t_s[k * 16 + a], acc);
         }
         acc = unio_lanes_sum<4>(acc);
@@ -65,7 +65,7 @@ UNIO_KERNEL(64) perception_pool_forward(
     if (threadIdx.x < 2) {
         const int lane = threadIdx.x % 2;
         real acc = -real(unio_inf());
-        for (int k = lane; k < 8; k += 2) {
+        UNIO_UNROLL(8) for (int k = lane; k < 8; k += 2) {
             acc = unio_max(acc, e_s[k]);
         }
         acc = unio_lanes_max<2>(acc);
@@ -85,7 +85,7 @@ UNIO_KERNEL(64) perception_pool_forward(
     if (threadIdx.x < 2) {
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int k = lane; k < 8; k += 2) {
+        UNIO_UNROLL(8) for (int k = lane; k < 8; k += 2) {
             acc = acc + alpha_2_s[k];
         }
         acc = unio_lanes_sum<2>(acc);
@@ -160,7 +160,7 @@ UNIO_KERNEL(64) perception_pool_adjoint(
         const int k = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc = unio_fma(d_z_total_s[i], h[k * 16 + i], acc);
         }
         acc = unio_lanes_sum<4>(acc);
@@ -173,7 +173,7 @@ UNIO_KERNEL(64) perception_pool_adjoint(
     if (threadIdx.x < 2) {
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int k = lane; k < 8; k += 2) {
+        UNIO_UNROLL(8) for (int k = lane; k < 8; k += 2) {
             acc = acc + -(d_alpha_s[k] * alpha[k] / alpha_3[0]);
         }
         acc = unio_lanes_sum<2>(acc);

@@ -45,7 +45,7 @@ UNIO_KERNEL(32) perception_refine_forward(
         const int h = threadIdx.x / 2;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 2) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
             acc = unio_fma(w_2[h * 16 + i], a[i], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -67,7 +67,7 @@ UNIO_KERNEL(32) perception_refine_forward(
         const int h = threadIdx.x / 2;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int k = lane; k < 16; k += 2) {
+        UNIO_UNROLL(8) for (int k = lane; k < 16; k += 2) {
             acc = unio_fma(w_1[h * 16 + k], eta_2_s[k], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -85,7 +85,7 @@ UNIO_KERNEL(32) perception_refine_forward(
         const int o = threadIdx.x / 2;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int h = lane; h < 16; h += 2) {
+        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 2) {
             acc = unio_fma(gated_w_gate[o * 16 + h], eta_1_s[h], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -95,7 +95,7 @@ UNIO_KERNEL(32) perception_refine_forward(
             gated_gate[o] = gated_gate_;
         }
         real acc2 = real(0);
-        for (int h = lane; h < 16; h += 2) {
+        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 2) {
             acc2 = unio_fma(gated_w[o * 16 + h], eta_1_s[h], acc2);
         }
         acc2 = unio_lanes_sum<2>(acc2);
@@ -113,7 +113,7 @@ UNIO_KERNEL(32) perception_refine_forward(
     if (threadIdx.x < 4) {
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc = acc + s_s[i];
         }
         acc = unio_lanes_sum<4>(acc);
@@ -136,7 +136,7 @@ UNIO_KERNEL(32) perception_refine_forward(
     if (threadIdx.x < 4) {
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc = unio_fma(norm_d_s[i], norm_d_s[i], acc);
         }
         acc = unio_lanes_sum<4>(acc);
@@ -253,7 +253,7 @@ UNIO_KERNEL(32) perception_refine_adjoint(
     if (threadIdx.x < 4) {
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc = unio_fma(d_y_total_s[i] * norm_gamma[i], norm_d_s[i], acc);
         }
         acc = unio_lanes_sum<4>(acc);
@@ -274,7 +274,7 @@ UNIO_KERNEL(32) perception_refine_adjoint(
     if (threadIdx.x < 4) {
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc = acc + -d_norm_d_s[i];
         }
         acc = unio_lanes_sum<4>(acc);

@@ -18,25 +18,32 @@ UNIO_KERNEL(32) perception_risk_forward(
     z = z + size_t(blockIdx.x) * 16;
     loss = loss + size_t(blockIdx.x) * 1;
     y = y + size_t(blockIdx.x) * 1;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 4) {
+        const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int m = 0; m < 6; ++m) {
-            for (int i = 0; i < 3; ++i) {
-                acc = unio_fma(wide_v[m * 3 + i], x[m * 3 + i], acc);
-            }
+        UNIO_UNROLL(8) for (int q = lane; q < 18; q += 4) {
+            const int m = q / 3;
+            const int i = q % 3;
+            acc = unio_fma(wide_v[m * 3 + i], x[m * 3 + i], acc);
         }
+        acc = unio_lanes_sum<4>(acc);
         const real wide_y_1_ = acc;
         const real wide_y_ = real(10) * wide_y_1_;
         real acc2 = real(0);
-        for (int i = 0; i < 16; ++i) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc2 = unio_fma(w[i], z[i], acc2);
         }
+        acc2 = unio_lanes_sum<4>(acc2);
         const real y_1_ = acc2;
         const real y_ = y_1_ + wide_y_ + b[0];
-        y[0] = y_;
+        if (lane == 0) {
+            y[0] = y_;
+        }
         const real e_ = unio_abs(y_ - target[0]);
         const real loss_ = e_ < real(1) ? real(0.5) * (e_ * e_) : real(1) * (e_ - real(0.5));
-        loss[0] = loss_;
+        if (lane == 0) {
+            loss[0] = loss_;
+        }
     }
 }
 

@@ -109,7 +109,7 @@ UNIO_KERNEL(64) perception_select_forward(
         const int h = threadIdx.x / 2;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int i = lane; i < 18; i += 2) {
+        UNIO_UNROLL(8) for (int i = lane; i < 18; i += 2) {
             acc = unio_fma(choice_w_2[h * 18 + i], all_s[i], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -131,7 +131,7 @@ UNIO_KERNEL(64) perception_select_forward(
         const int h = threadIdx.x / 2;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        for (int k = lane; k < 16; k += 2) {
+        UNIO_UNROLL(8) for (int k = lane; k < 16; k += 2) {
             acc = unio_fma(choice_w_1[h * 16 + k], choice_eta_2_s[k], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -149,7 +149,7 @@ UNIO_KERNEL(64) perception_select_forward(
         const int o = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = lane; i < 18; i += 4) {
+        UNIO_UNROLL(8) for (int i = lane; i < 18; i += 4) {
             acc = unio_fma(choice_w_skip[o * 18 + i], all_s[i], acc);
         }
         acc = unio_lanes_sum<4>(acc);
@@ -159,7 +159,7 @@ UNIO_KERNEL(64) perception_select_forward(
         }
         const real choice_skip_ = choice_skip_1_ + choice_b_skip[o];
         real acc2 = real(0);
-        for (int h = lane; h < 16; h += 4) {
+        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 4) {
             acc2 = unio_fma(choice_gated_w_gate[o * 16 + h], choice_eta_1_s[h], acc2);
         }
         acc2 = unio_lanes_sum<4>(acc2);
@@ -169,7 +169,7 @@ UNIO_KERNEL(64) perception_select_forward(
             choice_gated_gate[o] = choice_gated_gate_;
         }
         real acc3 = real(0);
-        for (int h = lane; h < 16; h += 4) {
+        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 4) {
             acc3 = unio_fma(choice_gated_w[o * 16 + h], choice_eta_1_s[h], acc3);
         }
         acc3 = unio_lanes_sum<4>(acc3);
@@ -293,7 +293,7 @@ UNIO_KERNEL(64) perception_select_forward(
         const int m = e / 16;
         const int o = e % 16;
         real acc = real(0);
-        for (int h = lane; h < 16; h += 2) {
+        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 2) {
             acc = unio_fma(variable_gated_w_gate[m * 256 + o * 16 + h], variable_eta_1_s[m * 16 + h], acc);
         }
         acc = unio_lanes_sum<2>(acc);
@@ -303,7 +303,7 @@ UNIO_KERNEL(64) perception_select_forward(
             variable_gated_gate[m * 16 + o] = variable_gated_gate_;
         }
         real acc2 = real(0);
-        for (int h = lane; h < 16; h += 2) {
+        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 2) {
             acc2 = unio_fma(variable_gated_w[m * 256 + o * 16 + h], variable_eta_1_s[m * 16 + h], acc2);
         }
         acc2 = unio_lanes_sum<2>(acc2);
@@ -322,7 +322,7 @@ UNIO_KERNEL(64) perception_select_forward(
         const int m = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc = acc + variable_s_s[m * 16 + i];
         }
         acc = unio_lanes_sum<4>(acc);
@@ -347,7 +347,7 @@ UNIO_KERNEL(64) perception_select_forward(
         const int m = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc = unio_fma(variable_norm_d_s[m * 16 + i], variable_norm_d_s[m * 16 + i], acc);
         }
         acc = unio_lanes_sum<4>(acc);
@@ -587,7 +587,7 @@ UNIO_KERNEL(32) perception_select_adjoint(
         const int m = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc = unio_fma(d_variable_norm_y_s[m * 16 + i] * variable_norm_gamma[m * 16 + i], variable_norm_d_s[m * 16 + i], acc);
         }
         acc = unio_lanes_sum<4>(acc);
@@ -610,7 +610,7 @@ UNIO_KERNEL(32) perception_select_adjoint(
         const int m = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc = acc + -d_variable_norm_d_s[m * 16 + i];
         }
         acc = unio_lanes_sum<4>(acc);
@@ -671,7 +671,7 @@ UNIO_KERNEL(32) perception_select_adjoint(
         const int m = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int h = lane; h < 16; h += 4) {
+        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 4) {
             acc = unio_fma(d_y_total_s[h], variable_norm_y_s[m * 16 + h], acc);
         }
         acc = unio_lanes_sum<4>(acc);

@@ -22,28 +22,39 @@ UNIO_KERNEL(32) perception_volatility_forward(
     p = p + size_t(blockIdx.x) * 1;
     wide_y_1 = wide_y_1 + size_t(blockIdx.x) * 1;
     logit_1 = logit_1 + size_t(blockIdx.x) * 1;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 4) {
+        const int lane = threadIdx.x % 4;
         real acc = real(0);
-        for (int m = 0; m < 6; ++m) {
-            for (int i = 0; i < 3; ++i) {
-                acc = unio_fma(wide_v[m * 3 + i], x[m * 3 + i], acc);
-            }
+        UNIO_UNROLL(8) for (int q = lane; q < 18; q += 4) {
+            const int m = q / 3;
+            const int i = q % 3;
+            acc = unio_fma(wide_v[m * 3 + i], x[m * 3 + i], acc);
         }
+        acc = unio_lanes_sum<4>(acc);
         const real wide_y_1_ = acc;
-        wide_y_1[0] = wide_y_1_;
+        if (lane == 0) {
+            wide_y_1[0] = wide_y_1_;
+        }
         const real wide_y_ = real(10) * wide_y_1_;
         real acc2 = real(0);
-        for (int i = 0; i < 16; ++i) {
+        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
             acc2 = unio_fma(w[i], z[i], acc2);
         }
+        acc2 = unio_lanes_sum<4>(acc2);
         const real logit_1_ = acc2;
-        logit_1[0] = logit_1_;
+        if (lane == 0) {
+            logit_1[0] = logit_1_;
+        }
         const real logit_ = logit_1_ + wide_y_ + b[0];
         const real p_ = unio_sigmoid(logit_);
-        p[0] = p_;
+        if (lane == 0) {
+            p[0] = p_;
+        }
         const real loss_1_ = unio_softplus(logit_);
         const real loss_ = unio_fma(-label[0], logit_, loss_1_);
-        loss[0] = loss_;
+        if (lane == 0) {
+            loss[0] = loss_;
+        }
     }
 }
 

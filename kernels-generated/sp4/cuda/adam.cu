@@ -11,8 +11,8 @@ UNIO_KERNEL(256) sp4_adam(
     UNIO_IN(real, g),
     UNIO_OUT(int, clamp_engage),
     UNIO_IN(float, now_clip_scale),
-    UNIO_IN(float, now_beta_1_power),
-    UNIO_IN(float, now_beta_2_power),
+    UNIO_IN(float, now_bias_1),
+    UNIO_IN(float, now_bias_2),
     UNIO_IN(float, prev_learning_rate),
     UNIO_IN(float, prev_wd_rate),
     UNIO_IN(float, prev_effective_bound),
@@ -29,8 +29,8 @@ UNIO_KERNEL(256) sp4_adam(
         const real g_used_ = g_ * real(now_clip_scale[0]);
         const real m_new_ = unio_fma(real(0.9), m_, real(0.09999999999999998) * g_used_);
         const real v_new_ = unio_fma(real(0.999), v_, real(0.0010000000000000009) * (g_used_ * g_used_));
-        const real m_hat_ = m_new_ / (real(1) - real(now_beta_1_power[0]));
-        const real v_hat_ = v_new_ / (real(1) - real(now_beta_2_power[0]));
+        const real m_hat_ = m_new_ / real(now_bias_1[0]);
+        const real v_hat_ = v_new_ / real(now_bias_2[0]);
         const real moved_ = w_ * unio_fma(-real(prev_learning_rate[0]), real(prev_wd_rate[0]), real(1)) - real(prev_learning_rate[0]) * m_hat_ / (unio_sqrt(v_hat_) + real(1e-8));
         const real bound_ = unio_max(real(prev_effective_bound[0]), real(1));
         const real next_w = taken_ ? unio_min(unio_max(moved_, -bound_), bound_) : w_;

@@ -4,14 +4,14 @@
 // Adam's bias corrections (Kingma & Ba 2015): the decay rates to the power of the steps taken.
 // From `bias_correction` in specs/sp4/laws.toml.
 UNIO_KERNEL(1) sp4_bias_correction(
-    UNIO_INOUT(float, beta_1_power),
-    UNIO_INOUT(float, beta_2_power),
+    UNIO_INOUT(float, bias_1),
+    UNIO_INOUT(float, bias_2),
     UNIO_IN(float, now_clip_scale)
 ) {
-    const real beta_1_power_ = beta_1_power[0];
-    const real beta_2_power_ = beta_2_power[0];
-    const real next_beta_1_power = real(now_clip_scale[0]) > real(0) ? beta_1_power_ * real(0.9) : beta_1_power_;
-    const real next_beta_2_power = real(now_clip_scale[0]) > real(0) ? beta_2_power_ * real(0.999) : beta_2_power_;
-    beta_1_power[0] = next_beta_1_power;
-    beta_2_power[0] = next_beta_2_power;
+    const real bias_1_ = bias_1[0];
+    const real bias_2_ = bias_2[0];
+    const real next_bias_1 = real(now_clip_scale[0]) > real(0) ? unio_fma(bias_1_, real(0.9), real(0.09999999999999998)) : bias_1_;
+    const real next_bias_2 = real(now_clip_scale[0]) > real(0) ? unio_fma(bias_2_, real(0.999), real(0.0010000000000000009)) : bias_2_;
+    bias_1[0] = next_bias_1;
+    bias_2[0] = next_bias_2;
 }
