@@ -4,7 +4,7 @@ use unio::bench::{Bench, Data, Part, Repeats};
 use unio::device::Real;
 use unio::interface::Artefacts;
 use unio::{Phase, Session};
-use unio_tests::{compile_set, device};
+use unio_tests::{compile_run, compile_set, device};
 
 const ONCE: Repeats = Repeats { steps: 2, replays: 1 };
 
@@ -40,7 +40,7 @@ fn a_grown_optimizer_moves_its_arrays() {
 
 #[test]
 fn a_grown_reducer_keeps_its_rows() {
-    let artefacts = compile_set("perception").artefacts;
+    let artefacts = compile_run("cfc", &[("B", 32)]).artefacts;
     let session = warm(&artefacts);
     let bench = Bench::new(&session, &artefacts).unwrap();
     let grown = bench.part(|launch| launch.name == "reduce_axis0").resized(1000).unwrap();

@@ -71,7 +71,7 @@ fn file(skeletons: &Handlebars<'_>, set: &str, kernels: &[&Kernel]) -> String {
                 "comment": k.comment.iter().flat_map(|c| wrap(c, 112)).collect::<Vec<_>>(),
                 "threads": k.threads,
                 "symbol": k.symbol,
-                "params": k.params.iter().map(param).collect::<Vec<_>>(),
+                "params": k.params.iter().map(|p| param(p, k.own)).collect::<Vec<_>>(),
                 "arrays": k.arrays.iter().map(array).collect::<Vec<_>>(),
                 "body": body(skeletons, k),
             })
@@ -96,10 +96,10 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-fn param(param: &KernelParam) -> String {
+fn param(param: &KernelParam, own: bool) -> String {
     match param {
         KernelParam::Buffer { name, elem, access, .. } => {
-            format!("{}({}, {name})", pointer_macro(*access), c_type(*elem))
+            format!("{}({}, {name})", pointer_macro(*access, own), c_type(*elem))
         }
         KernelParam::Count { name } | KernelParam::Number { name } | KernelParam::Rows { name, .. } => {
             format!("int {name}")

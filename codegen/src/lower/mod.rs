@@ -29,6 +29,8 @@ pub struct Kernel {
     pub shared: Shared,
     /// Parameters.
     pub params: Vec<KernelParam>,
+    /// Whether each thread reads and writes elements of its own alone.
+    pub own: bool,
     /// Shared arrays.
     pub arrays: Vec<SharedArray>,
     /// Functions that it calls.
@@ -173,6 +175,7 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
         grid: lowered.grid,
         shared: lowered.shared,
         params,
+        own: matches!(&kernel.body, Body::Update(update) if update.element.is_some()),
         arrays: lowered.arrays,
         functions: lowered.functions,
         body: lowered.body,
@@ -270,10 +273,11 @@ pub fn c_type(elem: Elem) -> &'static str {
 }
 
 /// Macro that declares a pointer parameter.
-pub fn pointer_macro(access: Access) -> &'static str {
+pub fn pointer_macro(access: Access, own: bool) -> &'static str {
     match access {
         Access::In => "UNIO_IN",
         Access::Out => "UNIO_OUT",
+        Access::InOut if own => "UNIO_OWN",
         Access::InOut => "UNIO_INOUT",
     }
 }

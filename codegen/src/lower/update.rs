@@ -11,6 +11,8 @@ use crate::plan::{KernelPlan, UpdateBody};
 
 /// Blocks of an element-wise launch; the kernel strides beyond. Counters of clamps have room for no more.
 pub(super) const MOST_BLOCKS: u32 = 256;
+/// Elements that a thread takes together.
+const TOGETHER: usize = 4;
 
 pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mut namer: Namer) -> Lowered {
     let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });
@@ -33,7 +35,8 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
         "int {element} = blockIdx.x * {threads} + threadIdx.x; {element} < {count}; {element} += gridDim.x * {threads}"
     );
     let mut all: Vec<Op> = counters.iter().map(Counter::start).collect();
-    all.push(Op::For { head, body: ops });
+    // Several elements' reads are on the way together: that is what keeps memory busy.
+    all.push(Op::Unrolled { head, times: Some(TOGETHER), body: ops });
     counters.iter().for_each(|c| all.extend(c.finish(threads)));
     element_wise(grid, body.len.is_none(), all, &counters)
 }

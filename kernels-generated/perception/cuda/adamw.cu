@@ -5,9 +5,9 @@
 // bound after the step, and what the clamp changed is counted.
 // From `adamw` in specs/perception/training.toml.
 UNIO_KERNEL(256) perception_adamw(
-    UNIO_INOUT(real, m),
-    UNIO_INOUT(real, v),
-    UNIO_INOUT(real, w),
+    UNIO_OWN(real, m),
+    UNIO_OWN(real, v),
+    UNIO_OWN(real, w),
     UNIO_IN(real, g),
     UNIO_OUT(int, clamp_engage),
     UNIO_IN(int, now_step_taken),
@@ -21,7 +21,7 @@ UNIO_KERNEL(256) perception_adamw(
 ) {
     UNIO_SHARED(int, counted_s, 0);
     int clamp_engage_count_ = 0;
-    for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
+    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
         const real m_ = m[e];
         const real v_ = v[e];
         const real w_ = w[e];

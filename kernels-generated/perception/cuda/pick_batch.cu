@@ -11,7 +11,7 @@ UNIO_KERNEL(256) perception_pick_batch(
     UNIO_IN(int, prev_rows),
     int order_rows_
 ) {
-    for (int b = blockIdx.x * 256 + threadIdx.x; b < 32; b += gridDim.x * 256) {
+    UNIO_UNROLL(4) for (int b = blockIdx.x * 256 + threadIdx.x; b < 32; b += gridDim.x * 256) {
         const int at_ = prev_cursor[0] + b;
         const bool live_ = at_ < prev_rows[0];
         const int count_ = min(32, prev_rows[0] - prev_cursor[0]);

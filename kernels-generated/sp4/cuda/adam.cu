@@ -5,9 +5,9 @@
 // is clamped after the step.
 // From `adam` in specs/sp4/laws.toml.
 UNIO_KERNEL(256) sp4_adam(
-    UNIO_INOUT(real, m),
-    UNIO_INOUT(real, v),
-    UNIO_INOUT(real, w),
+    UNIO_OWN(real, m),
+    UNIO_OWN(real, v),
+    UNIO_OWN(real, w),
     UNIO_IN(real, g),
     UNIO_OUT(int, clamp_engage),
     UNIO_IN(float, now_clip_scale),
@@ -20,7 +20,7 @@ UNIO_KERNEL(256) sp4_adam(
 ) {
     UNIO_SHARED(int, counted_s, 0);
     int clamp_engage_count_ = 0;
-    for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
+    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
         const real m_ = m[e];
         const real v_ = v[e];
         const real w_ = w[e];

@@ -4,9 +4,9 @@
 // Mech 9 for the trunk: the same, and a pull towards 0 of the strength in slot 170.
 // From `adam_l1` in specs/sp4/laws.toml.
 UNIO_KERNEL(256) sp4_adam_l1(
-    UNIO_INOUT(real, m),
-    UNIO_INOUT(real, v),
-    UNIO_INOUT(real, w),
+    UNIO_OWN(real, m),
+    UNIO_OWN(real, v),
+    UNIO_OWN(real, w),
     UNIO_IN(real, g),
     UNIO_OUT(int, clamp_engage),
     UNIO_IN(float, now_clip_scale),
@@ -20,7 +20,7 @@ UNIO_KERNEL(256) sp4_adam_l1(
 ) {
     UNIO_SHARED(int, counted_s, 0);
     int clamp_engage_count_ = 0;
-    for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
+    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
         const real m_ = m[e];
         const real v_ = v[e];
         const real w_ = w[e];

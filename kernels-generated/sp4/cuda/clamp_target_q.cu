@@ -4,11 +4,11 @@
 // Mech 1: the target Q stays within its bound.
 // From `clamp_target_q` in specs/sp4/consumers.toml.
 UNIO_KERNEL(256) sp4_clamp_target_q(
-    UNIO_INOUT(real, x),
+    UNIO_OWN(real, x),
     UNIO_IN(float, now_target_q_bound),
     int n
 ) {
-    for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
+    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
         const real x_ = x[e];
         const real bound_ = unio_max(real(now_target_q_bound[0]), real(1));
         const real next_x = unio_min(unio_max(x_, -bound_), bound_);

@@ -4,10 +4,10 @@
 // The reward components are zeroed once they have been measured.
 // From `clear_reward_components` in specs/sp4/consumers.toml.
 UNIO_KERNEL(256) sp4_clear_reward_components(
-    UNIO_INOUT(real, x),
+    UNIO_OWN(real, x),
     int n
 ) {
-    for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
+    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
         const real x_ = x[e];
         const real next_x = real(0);
         x[e] = next_x;

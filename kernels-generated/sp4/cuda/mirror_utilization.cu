@@ -4,11 +4,11 @@
 // The averaged utilisation is the second observable of the homeostatic loss, from the next step on.
 // From `mirror_utilization` in specs/sp4/consumers.toml.
 UNIO_KERNEL(256) sp4_mirror_utilization(
-    UNIO_INOUT(real, x),
+    UNIO_OWN(real, x),
     UNIO_IN(float, now_utilization_ema),
     int n
 ) {
-    for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
+    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
         const real x_ = x[e];
         const real next_x = e == 1 ? real(now_utilization_ema[0]) : x_;
         x[e] = next_x;

@@ -4,11 +4,11 @@
 // First gradient sanitiser, before the backward dense products.
 // From `sanitize_bw_d_h_s2` in specs/sp4/consumers.toml.
 UNIO_KERNEL(256) sp4_sanitize_bw_d_h_s2(
-    UNIO_INOUT(real, x),
+    UNIO_OWN(real, x),
     UNIO_IN(float, now_bw_d_h_s2_bound),
     int n
 ) {
-    for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
+    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
         const real x_ = x[e];
         const real bound_ = unio_max(real(now_bw_d_h_s2_bound[0]), real(1));
         const real next_x = unio_isfinite(x_) ? unio_min(unio_max(x_, -bound_), bound_) : real(0);

@@ -116,8 +116,8 @@ impl Scale {
     fn of(kind: Kind) -> Self {
         match kind {
             Kind::Cuda => Self {
-                repeats: Repeats { steps: 100, replays: 50 },
-                sizes: &[1 << 16, 1 << 20, 1 << 24],
+                repeats: Repeats { steps: 100, replays: 20 },
+                sizes: &[1 << 16, 1 << 20],
                 rows: 4096,
                 cold: true,
             },
