@@ -10,6 +10,9 @@ use crate::spec::entries::StageGrid;
 
 /// Shared memory that a block may take without leave, in f32 elements.
 const SHARED_BUDGET: usize = 12 * 1024 - 256;
+/// Arrays of shared memory begin at multiples of so many elements, so that the compiler may read several at once and touches no
+/// neighbour's.
+const ALIGNED: usize = 4;
 /// The same with copies of parameters, so that a block fits a multiprocessor in f64 too; and for a scan, which reads them at
 /// every step, in f32 alone.
 const STAGED_BUDGET: usize = 27 * 1024;
@@ -308,7 +311,7 @@ impl Planner<'_> {
             if let Some(home) = self.homes.get_mut(&staged.tensor) {
                 home.shared = Some(self.reals);
                 home.staged = Some(staged.stride);
-                self.reals += len;
+                self.reals += len.next_multiple_of(ALIGNED);
             }
         }
     }
@@ -323,7 +326,7 @@ impl Planner<'_> {
         if self.reals + self.ints + len <= SHARED_BUDGET {
             let next = if is_real { &mut self.reals } else { &mut self.ints };
             home.shared = Some(*next);
-            *next += len;
+            *next += len.next_multiple_of(ALIGNED);
             return;
         }
         home.one_step = false;

@@ -124,7 +124,7 @@ fn candidates(program: &Program, phase: &Parallel) -> Vec<(TensorId, usize)> {
     let mut found: Vec<(TensorId, usize)> = Vec::new();
     for (vars, body) in &sums {
         let [var] = vars.as_slice() else { continue };
-        let (terms, is_whole) = (program.vars[*var].extent, program.vars[*var].extent % phase.lanes == 0);
+        let (terms, is_whole) = (program.vars[*var].extent, program.vars[*var].extent.is_multiple_of(phase.lanes));
         let mut loads = Vec::new();
         body.visit(&mut |e| {
             if let Expr::Load(tensor, index) = e {

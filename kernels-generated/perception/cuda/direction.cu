@@ -75,7 +75,7 @@ UNIO_KERNEL(32) perception_direction_adjoint(
     UNIO_OUT(real, d_wide_v)
 ) {
     UNIO_SHARED(real, d_logit_s, 0 * sizeof(real));
-    UNIO_SHARED(real, d_wide_y_1_s, 1 * sizeof(real));
+    UNIO_SHARED(real, d_wide_y_1_s, 4 * sizeof(real));
     label = label + size_t(blockIdx.x) * 1;
     x = x + size_t(blockIdx.x) * 18;
     z = z + size_t(blockIdx.x) * 16;

@@ -35,12 +35,12 @@ UNIO_KERNEL(128) perception_mamba_forward(
     UNIO_OUT(real, r_3)
 ) {
     UNIO_SHARED(real, state_s, 0 * sizeof(real));
-    UNIO_SHARED(real, w_b_s, 3066 * sizeof(real));
-    UNIO_SHARED(real, w_c_s, 3338 * sizeof(real));
-    UNIO_SHARED(real, w_dt_s, 3610 * sizeof(real));
-    UNIO_SHARED(real, w_out_s, 3678 * sizeof(real));
-    UNIO_SHARED(real, w_v_s, 2522 * sizeof(real));
-    UNIO_SHARED(real, w_z_s, 1978 * sizeof(real));
+    UNIO_SHARED(real, w_b_s, 3068 * sizeof(real));
+    UNIO_SHARED(real, w_c_s, 3340 * sizeof(real));
+    UNIO_SHARED(real, w_dt_s, 3612 * sizeof(real));
+    UNIO_SHARED(real, w_out_s, 3680 * sizeof(real));
+    UNIO_SHARED(real, w_v_s, 2524 * sizeof(real));
+    UNIO_SHARED(real, w_z_s, 1980 * sizeof(real));
     UNIO_SHARED(real, state_next_s, 128 * sizeof(real));
     UNIO_SHARED(real, z_s, 1152 * sizeof(real));
     UNIO_SHARED(real, v_s, 1280 * sizeof(real));
@@ -52,8 +52,8 @@ UNIO_KERNEL(128) perception_mamba_forward(
     UNIO_SHARED(real, r_s, 1696 * sizeof(real));
     UNIO_SHARED(real, q_s, 1704 * sizeof(real));
     UNIO_SHARED(real, head_decay_1_s, 1832 * sizeof(real));
-    UNIO_SHARED(real, s_1_s, 1834 * sizeof(real));
-    UNIO_SHARED(real, r_1_s, 1962 * sizeof(real));
+    UNIO_SHARED(real, s_1_s, 1836 * sizeof(real));
+    UNIO_SHARED(real, r_1_s, 1964 * sizeof(real));
     state = state + size_t(blockIdx.x) * 1024;
     x = x + size_t(blockIdx.x) * 128;
     state_next = state_next + size_t(blockIdx.x) * 1024;
@@ -326,13 +326,13 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     UNIO_OUT(real, d_w_z),
     UNIO_OUT(real, d_head_a_log)
 ) {
-    UNIO_SHARED(real, gamma_s, 2618 * sizeof(real));
-    UNIO_SHARED(real, w_b_s, 2850 * sizeof(real));
-    UNIO_SHARED(real, w_c_s, 2722 * sizeof(real));
-    UNIO_SHARED(real, w_dt_s, 2690 * sizeof(real));
-    UNIO_SHARED(real, w_out_s, 2362 * sizeof(real));
-    UNIO_SHARED(real, w_v_s, 2978 * sizeof(real));
-    UNIO_SHARED(real, w_z_s, 3234 * sizeof(real));
+    UNIO_SHARED(real, gamma_s, 2620 * sizeof(real));
+    UNIO_SHARED(real, w_b_s, 2852 * sizeof(real));
+    UNIO_SHARED(real, w_c_s, 2724 * sizeof(real));
+    UNIO_SHARED(real, w_dt_s, 2692 * sizeof(real));
+    UNIO_SHARED(real, w_out_s, 2364 * sizeof(real));
+    UNIO_SHARED(real, w_v_s, 2980 * sizeof(real));
+    UNIO_SHARED(real, w_z_s, 3236 * sizeof(real));
     UNIO_SHARED(real, head_y_s, 0 * sizeof(real));
     UNIO_SHARED(real, d_y_total_s, 128 * sizeof(real));
     UNIO_SHARED(real, d_state_carried_s, 256 * sizeof(real));
@@ -349,7 +349,7 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     UNIO_SHARED(real, d_head_decay_s, 2264 * sizeof(real));
     UNIO_SHARED(real, d_bx_s, 2280 * sizeof(real));
     UNIO_SHARED(real, d_head_decay_1_s, 2344 * sizeof(real));
-    UNIO_SHARED(real, d_head_delta_part1_s, 2346 * sizeof(real));
+    UNIO_SHARED(real, d_head_delta_part1_s, 2348 * sizeof(real));
     state = state + size_t(blockIdx.x) * 1024;
     x = x + size_t(blockIdx.x) * 128;
     state_next = state_next + size_t(blockIdx.x) * 1024;

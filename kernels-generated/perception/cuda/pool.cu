@@ -14,13 +14,13 @@ UNIO_KERNEL(64) perception_pool_forward(
     UNIO_OUT(real, alpha_2),
     UNIO_OUT(real, alpha_3)
 ) {
-    UNIO_SHARED(real, w_s, 154 * sizeof(real));
+    UNIO_SHARED(real, w_s, 160 * sizeof(real));
     UNIO_SHARED(real, t_s, 0 * sizeof(real));
     UNIO_SHARED(real, e_s, 128 * sizeof(real));
     UNIO_SHARED(real, alpha_s, 136 * sizeof(real));
     UNIO_SHARED(real, alpha_1_s, 144 * sizeof(real));
-    UNIO_SHARED(real, alpha_2_s, 145 * sizeof(real));
-    UNIO_SHARED(real, alpha_3_s, 153 * sizeof(real));
+    UNIO_SHARED(real, alpha_2_s, 148 * sizeof(real));
+    UNIO_SHARED(real, alpha_3_s, 156 * sizeof(real));
     h = h + size_t(blockIdx.x) * 128;
     z = z + size_t(blockIdx.x) * 16;
     t = t + size_t(blockIdx.x) * 128;
@@ -130,12 +130,12 @@ UNIO_KERNEL(64) perception_pool_adjoint(
     UNIO_OUT(real, d_b),
     UNIO_OUT(real, d_w)
 ) {
-    UNIO_SHARED(real, w_s, 161 * sizeof(real));
+    UNIO_SHARED(real, w_s, 164 * sizeof(real));
     UNIO_SHARED(real, d_z_total_s, 0 * sizeof(real));
     UNIO_SHARED(real, d_alpha_s, 16 * sizeof(real));
     UNIO_SHARED(real, d_alpha_3_s, 24 * sizeof(real));
-    UNIO_SHARED(real, d_alpha_2_part1_s, 25 * sizeof(real));
-    UNIO_SHARED(real, d_t_part1_s, 33 * sizeof(real));
+    UNIO_SHARED(real, d_alpha_2_part1_s, 28 * sizeof(real));
+    UNIO_SHARED(real, d_t_part1_s, 36 * sizeof(real));
     h = h + size_t(blockIdx.x) * 128;
     t = t + size_t(blockIdx.x) * 128;
     alpha = alpha + size_t(blockIdx.x) * 8;

@@ -29,8 +29,8 @@ UNIO_KERNEL(32) perception_refine_forward(
     UNIO_SHARED(real, eta_1_s, 16 * sizeof(real));
     UNIO_SHARED(real, s_s, 32 * sizeof(real));
     UNIO_SHARED(real, norm_m_s, 48 * sizeof(real));
-    UNIO_SHARED(real, norm_d_s, 49 * sizeof(real));
-    UNIO_SHARED(real, norm_r_s, 65 * sizeof(real));
+    UNIO_SHARED(real, norm_d_s, 52 * sizeof(real));
+    UNIO_SHARED(real, norm_r_s, 68 * sizeof(real));
     a = a + size_t(blockIdx.x) * 16;
     y = y + size_t(blockIdx.x) * 16;
     gated_gate = gated_gate + size_t(blockIdx.x) * 16;
@@ -194,16 +194,16 @@ UNIO_KERNEL(32) perception_refine_adjoint(
 ) {
     UNIO_SHARED(real, s_s, 0 * sizeof(real));
     UNIO_SHARED(real, norm_m_s, 16 * sizeof(real));
-    UNIO_SHARED(real, norm_d_s, 17 * sizeof(real));
-    UNIO_SHARED(real, d_y_total_s, 33 * sizeof(real));
-    UNIO_SHARED(real, d_norm_d_s, 49 * sizeof(real));
-    UNIO_SHARED(real, d_norm_r_1_s, 65 * sizeof(real));
-    UNIO_SHARED(real, d_s_s, 66 * sizeof(real));
-    UNIO_SHARED(real, d_norm_m_1_s, 82 * sizeof(real));
-    UNIO_SHARED(real, d_gated_y_part1_s, 83 * sizeof(real));
-    UNIO_SHARED(real, d_eta_1_s, 99 * sizeof(real));
-    UNIO_SHARED(real, d_gated_gate_part1_s, 115 * sizeof(real));
-    UNIO_SHARED(real, d_eta_2_1_s, 131 * sizeof(real));
+    UNIO_SHARED(real, norm_d_s, 20 * sizeof(real));
+    UNIO_SHARED(real, d_y_total_s, 36 * sizeof(real));
+    UNIO_SHARED(real, d_norm_d_s, 52 * sizeof(real));
+    UNIO_SHARED(real, d_norm_r_1_s, 68 * sizeof(real));
+    UNIO_SHARED(real, d_s_s, 72 * sizeof(real));
+    UNIO_SHARED(real, d_norm_m_1_s, 88 * sizeof(real));
+    UNIO_SHARED(real, d_gated_y_part1_s, 92 * sizeof(real));
+    UNIO_SHARED(real, d_eta_1_s, 108 * sizeof(real));
+    UNIO_SHARED(real, d_gated_gate_part1_s, 124 * sizeof(real));
+    UNIO_SHARED(real, d_eta_2_1_s, 140 * sizeof(real));
     a = a + size_t(blockIdx.x) * 16;
     eta_2 = eta_2 + size_t(blockIdx.x) * 16;
     eta_1 = eta_1 + size_t(blockIdx.x) * 16;
