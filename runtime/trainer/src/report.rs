@@ -10,6 +10,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use unio::interface::Program;
 
+use crate::perception::artefacts;
+
 /// One epoch of one fold.
 #[derive(Debug, Serialize)]
 pub struct EpochMetrics {
@@ -133,7 +135,9 @@ fn describe(m: &EpochMetrics) -> String {
     let auc =
         |(head, value): (&String, &Option<f64>)| format!("{head} {}", value.map_or("–".into(), |v| format!("{v:.4}")));
     let auc: Vec<String> = m.valid_auc.iter().map(auc).collect();
-    let slots: Vec<String> = m.slots.iter().map(|(name, value)| format!("{name} {value:.3}")).collect();
+    // Families would fill the screen; they are in the file.
+    let single = |name: &&String| artefacts().slots.iter().any(|slot| slot.members.is_empty() && slot.name == **name);
+    let slots: Vec<String> = m.slots.keys().filter(single).map(|name| format!("{name} {:.3}", m.slots[name])).collect();
     format!(
         "fold {} epoch {:>2}  train {:.4}  test {:.4}  AUC {}  |  {}  ({:.1} s)",
         m.fold,
