@@ -71,6 +71,7 @@ fn phases(name: &str, symbol: &str) -> String {
         let tensor = &body.program.tensors[*id];
         let mut places = Vec::new();
         places.extend(home.shared.map(|at| format!("shared at {at}")));
+        places.extend(home.staged.map(|stride| format!("copied, rows {stride} apart")));
         places.extend(home.one_step.then(|| "one step".to_owned()));
         places.extend(home.global.map(|p| format!("global ({:?})", kernel.params[p].access)));
         if places.is_empty() {
@@ -88,7 +89,9 @@ fn write_phases(text: &mut String, body: &BlockBody, phases: &[Phase], indent: &
             Phase::Barrier => writeln!(text, "{indent}barrier").unwrap(),
             Phase::Parallel(parallel) => {
                 let vars: Vec<&str> = parallel.vars.iter().map(|v| body.program.vars[*v].name.as_str()).collect();
-                writeln!(text, "{indent}each ({})", vars.join(", ")).unwrap();
+                let lanes = if parallel.lanes > 1 { format!(", {} lanes", parallel.lanes) } else { String::new() };
+                let kept = parallel.kept.iter().map(|t| format!(", keeps {}", body.program.tensors[*t].name));
+                writeln!(text, "{indent}each ({}){lanes}{}", vars.join(", "), kept.collect::<String>()).unwrap();
                 for item in &parallel.items {
                     let carry = match item.carry {
                         Carry::None => "",
@@ -124,6 +127,7 @@ programs! {
     programs_of_a_fork "readers" "source"
     programs_of_a_join "readers" "join"
     programs_of_a_gather "gather" "look"
+    programs_of_blocks_in_a_block "uses" "cell"
 }
 
 macro_rules! phases {
@@ -142,6 +146,7 @@ phases! {
     phases_of_a_reversed_scan "scan" "t_cell_adjoint"
     phases_of_a_softmax "softmax" "t_pool_forward"
     phases_of_the_adjoint_of_a_softmax "softmax" "t_pool_adjoint"
+    phases_of_a_wide_scan "wide_scan" "t_cell_forward"
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::diagnostics::{Code, Loc, Report};
 use crate::math::{Declared, Elem, Role};
 use crate::names;
 use crate::spec::entries::{self, Gradients, Named, StageGrid, Str, Tensor};
+use crate::spec::equation::Statement;
 use crate::spec::{Entry, Spec, loc_of};
 
 /// A model with its groups.
@@ -329,6 +330,17 @@ struct Resolver<'a> {
     failed: BTreeSet<String>,
 }
 
+/// A block fitted to a stage.
+struct Bound {
+    sizes: BTreeMap<String, usize>,
+    wires: Vec<Wire>,
+    scan: Option<(String, usize)>,
+    spread: Option<(String, usize)>,
+    carry: Vec<(String, String)>,
+    declared: Vec<Declared>,
+    schedule: Schedule,
+}
+
 /// Buffers that every set has.
 const OWN_BUFFERS: &[&str] = &[
     "isv",
@@ -455,74 +467,82 @@ impl<'a> Resolver<'a> {
         externals: &[External],
         batch: usize,
     ) -> Option<Stage> {
-        let spec = self.spec;
         check_name(name, &loc, self.report);
         self.check_threads(&keys.schedule);
-        let Some(block) = spec.blocks.iter().find(|b| b.name == *keys.block.get_ref()) else {
-            self.report.push_unknown(
-                Code::NameUnknown,
-                &loc_of(self.file, &keys.block),
-                format!("no block `{}`", keys.block.get_ref()),
-                keys.block.get_ref(),
-                spec.blocks.iter().map(|b| b.name.as_str()),
-            );
-            return None;
-        };
-        let over = self.steps(keys);
-        let scan = match over {
+        let block = self.block(keys)?;
+        let mut bound = self.bound(block, keys, externals, batch)?;
+        let samples = batch.saturating_mul(bound.spread.as_ref().map_or(1, |s| s.1));
+        self.check_elements(name, &loc, &bound.declared, samples, bound.scan.as_ref().map_or(1, |s| s.1));
+        let statements = self.composed(name, block, &mut bound);
+        self.check_gradients_key(&keys.schedule, &bound.declared);
+        Some(Stage {
+            name: name.to_owned(),
+            block: block.name.clone(),
+            doc: block.keys.doc.clone(),
+            sizes: bound.sizes,
+            wires: bound.wires,
+            scan: bound.scan,
+            spread: bound.spread,
+            carry: bound.carry,
+            declared: bound.declared,
+            statements,
+            schedule: bound.schedule,
+            loc,
+            block_loc: block.loc.clone(),
+        })
+    }
+
+    fn block(&mut self, keys: &entries::Stage) -> Option<&'a Entry<entries::Block>> {
+        let (spec, wanted) = (self.spec, keys.block.get_ref());
+        let block = spec.blocks.iter().find(|b| b.name == *wanted);
+        if block.is_none() {
+            let known = spec.blocks.iter().map(|b| b.name.as_str());
+            let loc = loc_of(self.file, &keys.block);
+            self.report.push_unknown(Code::NameUnknown, &loc, format!("no block `{wanted}`"), wanted, known);
+        }
+        block
+    }
+
+    /// Fits a block to what the stage wires it to.
+    fn bound(
+        &mut self,
+        block: &'a Entry<entries::Block>,
+        keys: &'a entries::Stage,
+        externals: &[External],
+        batch: usize,
+    ) -> Option<Bound> {
+        let over = match self.steps(keys) {
             Some(over) => Some((over.get_ref().clone(), self.size(over)?)),
             None => None,
         };
         let carry = self.carry(keys, block);
         let schedule = self.schedule(keys);
-        let mut binder = Binder {
-            r: self,
-            block,
-            keys,
-            scan: scan.as_ref().map(|s| s.1),
-            sizes: BTreeMap::new(),
-            sliced: BTreeSet::new(),
-        };
+        let scan = over.as_ref().map(|s| s.1);
+        let mut binder = Binder { r: self, block, keys, scan, sizes: BTreeMap::new(), sliced: BTreeSet::new() };
         binder.explicit_sizes();
         let wires = binder.wires(externals, batch, &carry);
         binder.other_sizes();
-        let spreads = binder.may_spread(&schedule);
-        let (scan, spread) = if spreads { (None, scan) } else { (scan, None) };
+        let (scan, spread) = if binder.may_spread(&schedule) { (None, over) } else { (over, None) };
         binder.scan = scan.as_ref().map(|s| s.1);
         let declared = binder.declare(&carry);
         binder.check_carried(&carry, &declared);
         let sizes = binder.sizes;
-        let batch = batch.saturating_mul(spread.as_ref().map_or(1, |s| s.1));
-        self.check_elements(name, &loc, &declared, batch, scan.as_ref().map_or(1, |s| s.1));
+        Some(Bound { sizes, wires, scan, spread, carry, declared, schedule })
+    }
+
+    /// The equations of a block with those of the blocks inside it, whose tensors join the declared ones.
+    fn composed(&mut self, name: &str, block: &'a Entry<entries::Block>, bound: &mut Bound) -> Vec<Statement> {
         let before = self.report.len();
-        let composed = compose::compose(spec, block, &sizes, &declared, scan.is_some(), self.report);
+        let scanned = bound.scan.is_some();
+        let composed = compose::compose(self.spec, block, &bound.sizes, &bound.declared, scanned, self.report);
         if self.report.len() > before {
             self.failed.insert(name.to_owned());
         }
-        self.add_params(name, block, &declared, &composed);
+        self.add_params(name, block, &bound.declared, &composed);
         self.used.insert(block.name.clone());
         self.used.extend(composed.blocks);
-        let statements = composed.statements;
-        let declared: Vec<Declared> = declared.into_iter().chain(composed.declared).collect();
-        self.check_gradients_key(&keys.schedule, &declared);
-        let doc = block.keys.doc.clone();
-        let block_loc = block.loc.clone();
-        let block = block.name.clone();
-        Some(Stage {
-            name: name.to_owned(),
-            block,
-            doc,
-            sizes,
-            wires,
-            scan,
-            spread,
-            carry,
-            declared,
-            statements,
-            schedule,
-            loc,
-            block_loc,
-        })
+        bound.declared.extend(composed.declared);
+        composed.statements
     }
 
     /// What the stage runs over: the steps of a scan, or values that know nothing of one another.
