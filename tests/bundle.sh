@@ -91,6 +91,8 @@ torch_device() {
 
 peer() {
     local name
+    UNIO_PEER_OUT=$out/blocks step blocks "$here/bin/test-kernels" --ignored for_pytorch
+    step peer-blocks "${PYTHON:-python3}" "$here/tests/peers/blocks_torch.py" "$out/blocks"
     for real in f64 f32; do
         step "trace-$real" "$here/bin/trainer" trace "$here/specs/runs/sp500.toml" --device "$UNIO_TEST_DEVICE" \
             --real "$real" --out "$out/trace-$real"

@@ -146,7 +146,11 @@ struct Checker<'a> {
 
 impl<'a> Checker<'a> {
     fn new(artefacts: &'a Artefacts) -> Self {
-        let mut session = Session::new(&device().unwrap(), artefacts, Real::F64).unwrap();
+        Self::of(artefacts, Real::F64)
+    }
+
+    fn of(artefacts: &'a Artefacts, real: Real) -> Self {
+        let mut session = Session::new(&device().unwrap(), artefacts, real).unwrap();
         let program = artefacts.program.as_ref().unwrap();
         for buffer in program.buffers.iter().filter(|b| b.external) {
             let stream = Stream::new(7, &buffer.name);
@@ -222,4 +226,63 @@ fn objective(artefacts: &Artefacts) -> String {
     let program = artefacts.program.as_ref().unwrap();
     let ends = |b: &&unio::interface::Buffer| b.name.ends_with(".total") || b.name == "head.loss";
     program.buffers.iter().find(ends).unwrap().name.clone()
+}
+
+/// Blocks of `unio:common` at the sizes at which PyTorch is asked about them.
+const FOR_PYTORCH: &[(&str, &[(&str, usize)])] = &[
+    ("cfc", &[("K", 3), ("I", 33), ("U", 3), ("H", 33)]),
+    ("cfc", &[("K", 1), ("I", 1), ("U", 1), ("H", 1)]),
+    ("cfc_no_gate", &[("K", 3), ("I", 33), ("U", 3), ("H", 33)]),
+    ("cfc_pure", &[("K", 3), ("I", 33), ("U", 3), ("H", 33)]),
+    ("grn", &[("I", 33), ("H", 3)]),
+    ("grn_dense", &[("I", 33), ("H", 3), ("O", 3)]),
+    ("grn_context", &[("I", 33), ("H", 3), ("C", 33)]),
+    ("grn_dense_context", &[("I", 33), ("H", 3), ("O", 3), ("C", 1)]),
+    ("vsn", &[("M", 33), ("I", 3), ("H", 3)]),
+    ("vsn", &[("M", 1), ("I", 1), ("H", 33)]),
+    ("vsn_each", &[("K", 3), ("M", 3), ("I", 3), ("H", 33), ("C", 1)]),
+    ("pool", &[("K", 33), ("H", 3), ("A", 33)]),
+    ("masked_pool", &[("K", 33), ("H", 3), ("A", 33)]),
+    ("mamba2_head", &[("K", 3), ("P", 33), ("N", 3)]),
+    ("mamba2", &[("K", 3), ("H", 33), ("G", 3), ("P", 1), ("N", 3)]),
+    ("layer_norm", &[("I", 33)]),
+    ("rms_norm", &[("I", 33)]),
+    ("head", &[("I", 33)]),
+    ("squared_head", &[("I", 33)]),
+    ("huber_head", &[("I", 33)]),
+];
+
+/// Writes what `tests/peers/blocks_torch.py` needs to say whether PyTorch finds the same gradients: data, parameters and
+/// gradients of each block, in f64 and in f32, as JSON into the folder that `UNIO_PEER_OUT` names.
+#[test]
+#[ignore = "writes files for another program"]
+fn for_pytorch() {
+    let folder = std::path::PathBuf::from(std::env::var_os("UNIO_PEER_OUT").unwrap());
+    std::fs::create_dir_all(&folder).unwrap();
+    for (real, called) in [(Real::F64, "f64"), (Real::F32, "f32")] {
+        for (n, (name, sizes)) in FOR_PYTORCH.iter().enumerate() {
+            let text = serde_json::to_string(&told(name, sizes, real)).unwrap();
+            std::fs::write(folder.join(format!("{n:02}-{name}-{called}.json")), text).unwrap();
+        }
+    }
+}
+
+fn told(name: &str, sizes: &[(&str, usize)], real: Real) -> serde_json::Value {
+    let artefacts = compile_run(name, sizes).artefacts;
+    let mut checker = Checker::of(&artefacts, real);
+    let grads = checker.gradient();
+    let program = artefacts.program.as_ref().unwrap();
+    let buffers = program.buffers.iter().filter(|b| b.external);
+    let data = buffers.map(|b| {
+        let values = checker.session.read_real(&b.name).unwrap();
+        (b.name.clone(), serde_json::json!({ "shape": b.shape, "values": values }))
+    });
+    let data: serde_json::Map<_, _> = data.collect();
+    let params = program.params.iter().map(|p| {
+        let range = p.offset..p.offset + p.shape.iter().product::<usize>();
+        let (values, gradient) = (&checker.params[range.clone()], &grads[range]);
+        (p.path.clone(), serde_json::json!({ "shape": p.shape, "values": values, "gradient": gradient }))
+    });
+    let params: serde_json::Map<_, _> = params.collect();
+    serde_json::json!({ "block": name, "real": real.type_name(), "data": data, "params": params })
 }
