@@ -8,7 +8,7 @@ use crate::lower::Kernel;
 use crate::math::{Program, TensorId};
 use crate::model::{Model, Network, Stage};
 use crate::names;
-use crate::plan::{BlockBody, Body, Buffer, Home, KernelPlan, Phase, Plan, StageKernels};
+use crate::plan::{BlockBody, Body, Buffer, Home, KernelPlan, Parallel, Phase, Plan, StageKernels};
 use crate::spec::Spec;
 use crate::spec::entries::Gradients;
 
@@ -133,7 +133,10 @@ fn homes(text: &mut String, kernel: &KernelPlan, body: &BlockBody) -> fmt::Resul
     let place = |(id, home): (&TensorId, &Home)| {
         let steps = scanned.is_some() && body.program.tensors[*id].shape.first() == scanned.as_ref();
         let mut places = Vec::new();
+        let is_kept = phases(&body.phases).any(|phase| phase.kept.contains(id));
+        places.extend(is_kept.then(|| "registers, through all steps".to_owned()));
         places.extend(home.shared.map(|_| match (home.one_step, steps) {
+            _ if home.staged.is_some() => "shared, copied at the start".to_owned(),
             (true, _) => "shared, one step".to_owned(),
             (false, true) => "shared, all steps".to_owned(),
             (false, false) => "shared".to_owned(),
@@ -143,6 +146,12 @@ fn homes(text: &mut String, kernel: &KernelPlan, body: &BlockBody) -> fmt::Resul
         row(&body.program, *id, &place)
     };
     table(text, body.homes.iter().map(place).collect())
+}
+
+/// The parallel phases of a kernel, those of its scan among them.
+fn phases(all: &[Phase]) -> impl Iterator<Item = &Parallel> {
+    let inner = all.iter().flat_map(|p| if let Phase::Loop { body, .. } = p { body.as_slice() } else { &[] });
+    all.iter().chain(inner).filter_map(|p| if let Phase::Parallel(phase) = p { Some(phase) } else { None })
 }
 
 fn row(program: &Program, id: TensorId, place: &str) -> [String; 3] {
@@ -169,7 +178,9 @@ fn global(kernel: &KernelPlan, param: usize) -> String {
 fn barriers(body: &BlockBody) -> String {
     let count = |phases: &[Phase]| phases.iter().filter(|p| matches!(p, Phase::Barrier)).count();
     let looped = body.phases.iter().find_map(|p| if let Phase::Loop { body, .. } = p { Some(body) } else { None });
-    let outside = counted(count(&body.phases), "barrier");
+    // Copies of parameters end with one.
+    let copied = usize::from(body.homes.values().any(|home| home.staged.is_some()));
+    let outside = counted(count(&body.phases) + copied, "barrier");
     let steps = looped.map_or(String::new(), |inner| format!(" and {} a step", count(inner)));
     let samples = if body.single { format!(", {} samples one after the other", body.batch) } else { String::new() };
     format!("{outside}{steps}{samples}")
