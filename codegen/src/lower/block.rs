@@ -134,6 +134,10 @@ fn kept_load(value: &Expr, tensor: TensorId) -> Option<(Vec<Expr>, usize)> {
 }
 
 impl Lowerer<'_> {
+    fn places(&self, registers: BTreeMap<TensorId, String>) -> PhasePlaces<'_> {
+        PhasePlaces { body: self.body, names: self.names, shared_names: &self.shared_names, registers }
+    }
+
     fn phases(&mut self, phases: &[Phase], ops: &mut Vec<Op>) {
         self.phases_at(phases, None, ops);
     }
@@ -208,12 +212,7 @@ impl Lowerer<'_> {
         let array = self.namer.unique(&format!("{}_r", crate::names::c_stem(&program.tensors[tensor].name)));
         let count = program.vars[sum].extent / parallel.lanes;
         ops.push(Op::Do(format!("real {array}[{count}]")));
-        let places = PhasePlaces {
-            body: self.body,
-            names: self.names,
-            shared_names: &self.shared_names,
-            registers: BTreeMap::new(),
-        };
+        let places = self.places(BTreeMap::new());
         let mut printer = Printer::new(program, &places, BTreeMap::new(), self.namer.clone());
         let names: Vec<String> = parallel.vars.iter().map(|v| printer.bind(*v)).collect();
         let extents: Vec<usize> = parallel.vars.iter().map(|v| program.vars[*v].extent).collect();
@@ -229,12 +228,7 @@ impl Lowerer<'_> {
 
     fn parallel(&mut self, parallel: &Parallel, step: Option<&(usize, String)>) -> Op {
         let program = &self.body.program;
-        let places = PhasePlaces {
-            body: self.body,
-            names: self.names,
-            shared_names: &self.shared_names,
-            registers: BTreeMap::new(),
-        };
+        let places = self.places(BTreeMap::new());
         let mut vars = BTreeMap::new();
         if let Some((var, name)) = step {
             vars.insert(*var, name.clone());
@@ -262,12 +256,7 @@ impl Lowerer<'_> {
         let mut registers: BTreeMap<TensorId, String> = BTreeMap::new();
         let mut ops = Vec::new();
         for item in &parallel.items {
-            let places = PhasePlaces {
-                body: self.body,
-                names: self.names,
-                shared_names: &self.shared_names,
-                registers: registers.clone(),
-            };
+            let places = self.places(registers.clone());
             let mut printer = Printer::new(program, &places, vars.clone(), namer);
             printer.lanes = lanes.cloned();
             printer.kept = self.kept.clone();
@@ -302,12 +291,7 @@ impl Lowerer<'_> {
         let tensor = item.assign.tensor;
         let program = &self.body.program;
         let home = &self.body.homes[&tensor];
-        let places = PhasePlaces {
-            body: self.body,
-            names: self.names,
-            shared_names: &self.shared_names,
-            registers: BTreeMap::new(),
-        };
+        let places = self.places(BTreeMap::new());
         let step_var = program.scan().map(|s| s.var);
         let index: Vec<String> = item
             .assign

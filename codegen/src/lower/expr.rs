@@ -134,7 +134,7 @@ impl Printer<'_> {
                 let (c, a, b) = (self.expr(condition, before), self.expr(a, before), self.expr(b, before));
                 Code { text: format!("{} ? {} : {}", c.at(OR), a.at(OR), b.at(SELECT)), level: SELECT }
             }
-            Expr::Reduce(..) => self.reduce(expr, before),
+            Expr::Reduce(op, vars, body) => self.reduce(*op, vars, body, before),
         }
     }
 
@@ -237,7 +237,11 @@ impl Printer<'_> {
         if sums.len() < 2 {
             return None;
         }
-        let parts: Vec<String> = sums.iter().filter_map(|sum| self.partial(sum, before)).collect();
+        let mut part = |sum: &Expr| match sum {
+            Expr::Reduce(op, vars, body) => Some(self.partial(*op, vars, body, before)),
+            _ => None,
+        };
+        let parts: Vec<String> = sums.into_iter().filter_map(&mut part).collect();
         let joined = format!("unio_lanes_sum<{lanes}>({})", parts.join(" + "));
         before.push(Op::Set { place: parts[0].clone(), value: joined });
         let mut text = parts[0].clone();
@@ -247,10 +251,8 @@ impl Printer<'_> {
         Some(Code { text, level: if others.is_empty() { ATOM } else { SUM } })
     }
 
-    fn reduce(&mut self, expr: &Expr, before: &mut Vec<Op>) -> Code {
-        let (Expr::Reduce(op, ..), Some(acc)) = (expr, self.partial(expr, before)) else {
-            return Code::atom("/* no reduction */");
-        };
+    fn reduce(&mut self, op: Reduction, vars: &[VarId], body: &Expr, before: &mut Vec<Op>) -> Code {
+        let acc = self.partial(op, vars, body, before);
         if let Some((lanes, _)) = &self.lanes {
             let join = match op {
                 Reduction::Sum => "unio_lanes_sum",
@@ -263,8 +265,7 @@ impl Printer<'_> {
     }
 
     /// A thread's own part of a reduction: the name of its accumulator.
-    fn partial(&mut self, expr: &Expr, before: &mut Vec<Op>) -> Option<String> {
-        let Expr::Reduce(op, vars, body) = expr else { return None };
+    fn partial(&mut self, op: Reduction, vars: &[VarId], body: &Expr, before: &mut Vec<Op>) -> String {
         let acc = self.namer.unique("acc");
         let start = match op {
             Reduction::Sum => "real(0)",
@@ -276,7 +277,7 @@ impl Printer<'_> {
         let kept = body.loads().into_iter().find_map(|t| self.kept.get(&t).map(|(_, count)| *count));
         self.turn = kept.map(|_| self.namer.unique("turn"));
         let mut inner = Vec::new();
-        let value = self.accumulate(*op, &acc, body, &mut inner);
+        let value = self.accumulate(op, &acc, body, &mut inner);
         inner.push(Op::Set { place: acc.clone(), value });
         match (kept, self.turn.take()) {
             (Some(count), Some(turn)) => {
@@ -289,7 +290,7 @@ impl Printer<'_> {
             }
         }
         vars.iter().zip(&names).for_each(|(var, name)| self.unbind(*var, name));
-        Some(acc)
+        acc
     }
 
     /// A loop over the elements that the thread keeps.

@@ -219,9 +219,9 @@ impl Tiles<'_> {
         let (across, (rows, columns)) = (matrix.across(), matrix.thread);
         let gradient = &self.names[self.body.params[&assign.tensor]];
         let int = |name: &str, value: String| Op::Let { ty: "int", name: name.into(), value };
-        let own = "n % 32";
+        let own = format!("n % {MOST_WIDTH}");
         let body = vec![
-            int("row", format!("{tile} / {across} * {rows} + n / {} ", MOST_WIDTH * columns).trim().to_owned()),
+            int("row", format!("{tile} / {across} * {rows} + n / {}", MOST_WIDTH * columns)),
             int(
                 "column",
                 format!(

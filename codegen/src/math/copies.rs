@@ -2,23 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::ir::{Assign, Expr, Node, Program, Role, TensorId, VarId};
+use super::ir::{Assign, Expr, Program, Role, TensorId, VarId};
 
 /// The same program without locals that repeat a value, and without outputs that repeat a local.
 pub(super) fn without_copies(program: &Program) -> Program {
     let mut copies = Copies::default();
-    let mut plain = Program { body: Vec::new(), ..program.clone() };
-    for node in &program.body {
-        match node {
-            Node::Assign(assign) => plain.body.extend(copies.kept(program, assign).map(Node::Assign)),
-            Node::Scan(scan) => {
-                let mut scan = scan.clone();
-                scan.body = scan.body.iter().filter_map(|assign| copies.kept(program, assign)).collect();
-                plain.body.push(Node::Scan(scan));
-            }
-        }
-    }
-    without_repeated_locals(plain)
+    without_repeated_locals(&program.map_assigns(|assign| copies.kept(program, assign)))
 }
 
 /// What each local repeats, over the variables of its own assignment.
@@ -46,7 +35,7 @@ impl Copies {
         let expr = expr.map(|part| self.resolved(part));
         match &expr {
             Expr::Load(tensor, at) => match self.0.get(tensor) {
-                Some((vars, source)) => replaced(source, vars, at),
+                Some((vars, source)) => source.replace_vars(vars, at),
                 None => expr,
             },
             _ => expr,
@@ -54,44 +43,25 @@ impl Copies {
     }
 }
 
-/// The expression with each variable replaced by the part of an index that stands for it.
-fn replaced(expr: &Expr, vars: &[VarId], by: &[Expr]) -> Expr {
-    match expr {
-        Expr::Var(v) => vars.iter().position(|w| w == v).map_or_else(|| expr.clone(), |n| by[n].clone()),
-        _ => expr.map(|part| replaced(part, vars, by)),
-    }
-}
-
 /// An output that repeats a whole local is that local.
-fn without_repeated_locals(program: Program) -> Program {
+fn without_repeated_locals(program: &Program) -> Program {
     let mut same: BTreeMap<TensorId, TensorId> = BTreeMap::new();
     for (assign, inside) in program.assigns() {
         let Expr::Load(local, index) = &assign.value else { continue };
-        let is_whole = index.iter().eq(assign.index.iter().map(|v| Expr::Var(*v)).collect::<Vec<_>>().iter());
+        let is_whole = index.iter().cloned().eq(assign.index.iter().copied().map(Expr::Var));
         let (of, output) = (&program.tensors[*local], &program.tensors[assign.tensor]);
         let is_made_there = program.assigns().any(|(a, i)| a.tensor == *local && i == inside);
         let fits = of.role == Role::Local && output.role == Role::Output && of.shape == output.shape;
-        if is_whole && fits && is_made_there && !same.contains_key(local) {
-            same.insert(*local, assign.tensor);
+        if is_whole && fits && is_made_there {
+            same.entry(*local).or_insert(assign.tensor);
         }
     }
-    let renamed = |assign: &Assign| -> Option<Assign> {
+    program.map_assigns(|assign| {
         let tensor = same.get(&assign.tensor).copied().unwrap_or(assign.tensor);
         let value = renamed(&assign.value, &same);
         let repeats_itself = matches!(&value, Expr::Load(t, _) if *t == tensor);
         (!repeats_itself).then(|| Assign { tensor, value, ..assign.clone() })
-    };
-    let body = program.body.iter().filter_map(|node| {
-        Some(match node {
-            Node::Assign(assign) => Node::Assign(renamed(assign)?),
-            Node::Scan(scan) => {
-                let mut scan = scan.clone();
-                scan.body = scan.body.iter().filter_map(&renamed).collect();
-                Node::Scan(scan)
-            }
-        })
-    });
-    Program { body: body.collect(), ..program.clone() }
+    })
 }
 
 fn renamed(expr: &Expr, same: &BTreeMap<TensorId, TensorId>) -> Expr {

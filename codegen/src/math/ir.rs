@@ -271,6 +271,21 @@ impl Program {
         })
     }
 
+    /// The same program with each assignment as `f` gives it back, or without it.
+    pub fn map_assigns(&self, mut f: impl FnMut(&Assign) -> Option<Assign>) -> Program {
+        let mut body = Vec::new();
+        for node in &self.body {
+            match node {
+                Node::Assign(assign) => body.extend(f(assign).map(Node::Assign)),
+                Node::Scan(scan) => {
+                    let inside = scan.body.iter().filter_map(&mut f).collect();
+                    body.push(Node::Scan(Scan { body: inside, ..scan.clone() }));
+                }
+            }
+        }
+        Program { body, ..self.clone() }
+    }
+
     /// The scan, if there is one.
     pub fn scan(&self) -> Option<&Scan> {
         self.body.iter().find_map(|n| if let Node::Scan(s) = n { Some(s) } else { None })
@@ -366,12 +381,15 @@ impl Expr {
 
     /// The same expression with variables replaced.
     pub fn substitute(&self, from: &[VarId], to: &[VarId]) -> Expr {
+        let to: Vec<Expr> = to.iter().copied().map(Expr::Var).collect();
+        self.replace_vars(from, &to)
+    }
+
+    /// The same expression with each variable replaced by the expression that stands for it.
+    pub fn replace_vars(&self, from: &[VarId], to: &[Expr]) -> Expr {
         match self {
-            Expr::Var(v) => match from.iter().position(|f| f == v) {
-                Some(n) => Expr::Var(to[n]),
-                None => self.clone(),
-            },
-            _ => self.map(|e| e.substitute(from, to)),
+            Expr::Var(v) => from.iter().position(|f| f == v).map_or_else(|| self.clone(), |n| to[n].clone()),
+            _ => self.map(|e| e.replace_vars(from, to)),
         }
     }
 

@@ -301,10 +301,10 @@ impl Planner<'_> {
 
     /// Copies of parameters that are read again and again, as far as shared memory goes.
     fn stage_parameters(&mut self, groups: &[Grouped]) {
-        for (in_loop, staged) in lanes::staged(self.program, groups) {
+        for staged in lanes::staged(self.program, groups) {
             let shape = &self.program.tensors[staged.tensor].shape;
             let len = shape[..shape.len() - 1].iter().product::<usize>() * staged.stride;
-            let most = if in_loop { STAGED_BUDGET_OF_SCANS } else { STAGED_BUDGET };
+            let most = if staged.in_scan { STAGED_BUDGET_OF_SCANS } else { STAGED_BUDGET };
             if self.reals + self.ints + len > most {
                 continue;
             }

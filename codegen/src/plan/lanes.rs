@@ -152,6 +152,8 @@ pub(super) struct Staged {
     pub(super) tensor: TensorId,
     /// Elements from one row to the next: such that lanes and threads of a warp meet different banks.
     pub(super) stride: usize,
+    /// Whether a scan reads it, at every step.
+    pub(super) in_scan: bool,
 }
 
 /// Reads of one element of a parameter that make a copy worth while.
@@ -160,33 +162,33 @@ const REUSE: usize = 4;
 const BANKS: usize = 32;
 
 /// Parameters that are read again and again, and do not stay in registers: those of a scan first.
-pub(super) fn staged(program: &Program, groups: &[Grouped]) -> Vec<(bool, Staged)> {
-    let mut found: Vec<(bool, Staged)> = Vec::new();
+pub(super) fn staged(program: &Program, groups: &[Grouped]) -> Vec<Staged> {
+    let mut found: Vec<Staged> = Vec::new();
     for group in groups {
         match group {
             Grouped::Parallel(phase) => reused(program, phase, false, &mut found),
             Grouped::Loop { body, .. } => body.iter().for_each(|phase| reused(program, phase, true, &mut found)),
         }
     }
-    found.sort_by_key(|(in_loop, _)| !*in_loop);
+    found.sort_by_key(|staged| !staged.in_scan);
     found
 }
 
-fn reused(program: &Program, phase: &Parallel, in_loop: bool, found: &mut Vec<(bool, Staged)>) {
+fn reused(program: &Program, phase: &Parallel, in_scan: bool, found: &mut Vec<Staged>) {
     for (vars, body) in phase.items.iter().flat_map(|item| reductions(&item.assign.value)) {
         body.visit(&mut |e| {
             let Expr::Load(tensor, index) = e else { return };
             let is_param = program.tensors[*tensor].role == Role::Param && index.len() > 1;
             let is_plain = index.iter().all(|i| matches!(i, Expr::Var(_)));
-            if !is_param || !is_plain || phase.kept.contains(tensor) || found.iter().any(|(_, s)| s.tensor == *tensor) {
+            if !is_param || !is_plain || phase.kept.contains(tensor) || found.iter().any(|s| s.tensor == *tensor) {
                 return;
             }
             let others = phase.vars.iter().filter(|v| !index.contains(&Expr::Var(**v)));
             let times: usize = others.map(|v| program.vars[*v].extent).product();
-            if in_loop || times >= REUSE {
+            if in_scan || times >= REUSE {
                 let along = vars.last().is_some_and(|v| index.last() == Some(&Expr::Var(*v)));
                 let stride = padded(program, *tensor, along, phase.lanes);
-                found.push((in_loop, Staged { tensor: *tensor, stride }));
+                found.push(Staged { tensor: *tensor, stride, in_scan });
             }
         });
     }
