@@ -296,7 +296,7 @@ fn law(body: &ProducerBody) -> Option<Function> {
     Some(Function {
         comment: format!("The law `{}`: moves a slot and its states on by one observation.", body.law),
         signature: format!("void {}(real x, float* slot, float* states)", law_symbol(body)),
-        body: equations.lower(None, namer).0,
+        body: equations.lower(None, namer).ops,
     })
 }
 

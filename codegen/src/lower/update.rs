@@ -11,7 +11,7 @@ use crate::plan::{KernelPlan, UpdateBody};
 
 /// Blocks of an element-wise launch; the kernel strides beyond. Counters of clamps have room for no more.
 pub(super) const MOST_BLOCKS: u32 = 256;
-/// Elements that a thread takes together.
+/// Elements that a thread takes together: all their reads are on the way before the first is used, which keeps memory busy.
 const TOGETHER: usize = 4;
 
 pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mut namer: Namer) -> Lowered {
@@ -22,27 +22,58 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
         body.counters.iter().map(|(id, param)| Counter::new(*id, &names[*param], &mut namer)).collect();
     let counting = counters.iter().map(|c| (c.tensor, c.register.clone())).collect();
     let equations = Equations { program: &body.program, pointers, scalars, values: BTreeMap::new(), counting };
-    let (ops, element) = equations.lower(body.element, namer);
-    let Some(element) = element else {
-        return element_wise(Grid::Fixed(1), false, ops, &counters);
-    };
+    let [turn, first, step] = ["turn", "first", "step"].map(|own| match body.element {
+        Some(_) => namer.unique(own),
+        None => String::new(),
+    });
+    let statements = equations.lower(body.element, namer);
     let threads = kernel.threads;
-    let (count, grid) = match body.len {
-        Some(len) => (len.to_string(), Grid::Fixed((len as u32).div_ceil(threads).min(MOST_BLOCKS))),
-        None => ("n".to_owned(), Grid::Elements { per_block: threads, least: 0, most: MOST_BLOCKS }),
+    let Some(element) = statements.element else {
+        return element_wise(kernel, Grid::Fixed(1), false, statements.ops, &counters);
     };
-    let head = format!(
-        "int {element} = blockIdx.x * {threads} + threadIdx.x; {element} < {count}; {element} += gridDim.x * {threads}"
-    );
+    let (count, grid) = match body.len {
+        Some(len) => (format!("{len}u"), Grid::Fixed((len as u32).div_ceil(threads).min(MOST_BLOCKS))),
+        None => ("unsigned(n)".to_owned(), Grid::Elements { per_block: threads, least: 0, most: MOST_BLOCKS }),
+    };
     let mut all: Vec<Op> = counters.iter().map(Counter::start).collect();
-    // Several elements' reads are on the way together: that is what keeps memory busy.
-    all.push(Op::Unrolled { head, times: Some(TOGETHER), body: ops });
+    // Without a sign: the last turn may step beyond the largest `int`.
+    all.push(Op::Let { ty: "unsigned", name: step.clone(), value: format!("gridDim.x * {threads}") });
+    all.push(Op::For {
+        head: format!(
+            "unsigned {first} = blockIdx.x * {threads} + threadIdx.x; {first} < {count}; {first} += {TOGETHER} * {step}"
+        ),
+        body: together(&statements.loads, statements.ops, [&turn, &first, &step, &element, &count]),
+    });
     counters.iter().for_each(|c| all.extend(c.finish(threads)));
-    element_wise(grid, body.len.is_none(), all, &counters)
+    element_wise(kernel, grid, body.len.is_none(), all, &counters)
 }
 
-fn element_wise(grid: Grid, counted: bool, ops: Vec<Op>, counters: &[Counter]) -> Lowered {
-    let bytes = if counters.is_empty() { 0 } else { 4 * MOST_BLOCKS };
+/// First the reads of several elements, then their equations.
+fn together(loads: &[Load], ops: Vec<Op>, [turn, first, step, element, count]: [&str; 5]) -> Vec<Op> {
+    let place = format!("{first} + {turn} * {step}");
+    let each = |body: Vec<Op>| {
+        let index = Op::Let { ty: "int", name: element.to_owned(), value: format!("int({place})") };
+        let body = std::iter::once(index).chain(body).collect();
+        let guarded = Op::If { condition: format!("{place} < {count}"), body, otherwise: Vec::new() };
+        Op::Unrolled {
+            head: format!("int {turn} = 0; {turn} < {TOGETHER}; ++{turn}"),
+            times: None,
+            body: vec![guarded],
+        }
+    };
+    let at_turn = |l: &Load| format!("{}[{turn}]", l.array);
+    let read = |l: &Load| Op::Set { place: at_turn(l), value: l.place.clone() };
+    let take = |l: &Load| Op::Let { ty: l.ty, name: l.register.clone(), value: at_turn(l) };
+    let mut all: Vec<Op> = loads.iter().map(|l| Op::Do(format!("{} {}[{TOGETHER}]", l.ty, l.array))).collect();
+    if !loads.is_empty() {
+        all.push(each(loads.iter().map(read).collect()));
+    }
+    all.push(each(loads.iter().map(take).chain(ops).collect()));
+    all
+}
+
+fn element_wise(kernel: &KernelPlan, grid: Grid, counted: bool, ops: Vec<Op>, counters: &[Counter]) -> Lowered {
+    let bytes = if counters.is_empty() { 0 } else { 4 * kernel.threads };
     let array = SharedArray { ty: "int", name: COUNTED.into(), offset: "0".into() };
     Lowered {
         grid,
@@ -111,6 +142,25 @@ impl Pointer {
     }
 }
 
+/// What equations become.
+pub(super) struct Statements {
+    /// Old values of the element.
+    loads: Vec<Load>,
+    /// Everything else, in order.
+    pub(super) ops: Vec<Op>,
+    /// Name of the element's index, if there is one.
+    element: Option<String>,
+}
+
+/// A value that is read before the equations that take it.
+struct Load {
+    ty: &'static str,
+    place: String,
+    /// Where it waits, with those of other elements.
+    array: String,
+    register: String,
+}
+
 /// Equations with an old value and a `next` for each state.
 pub(super) struct Equations<'a> {
     /// The program.
@@ -151,13 +201,14 @@ impl Places for Equations<'_> {
 
 impl Equations<'_> {
     /// Loads old values, computes, and stores at the end, so that every equation reads the old state.
-    pub(super) fn lower(mut self, element: Option<usize>, mut namer: Namer) -> (Vec<Op>, Option<String>) {
+    pub(super) fn lower(mut self, element: Option<usize>, mut namer: Namer) -> Statements {
         let mut vars = BTreeMap::new();
         let name = element.map(|var| namer.unique(&crate::names::c_ident(&self.program.vars[var].name)));
         if let (Some(var), Some(name)) = (element, &name) {
             vars.insert(var, name.clone());
         }
-        let mut ops = self.load_states(name.as_deref(), &mut namer);
+        let mut ops = self.load_scalars(element.is_none(), &mut namer);
+        let loads = name.as_deref().map_or_else(Vec::new, |element| self.loads(element, &mut namer));
         let mut stores = Vec::new();
         for (assign, _) in self.program.assigns() {
             let tensor = &self.program.tensors[assign.tensor];
@@ -182,21 +233,36 @@ impl Equations<'_> {
             self.values.insert(assign.tensor, register);
         }
         ops.extend(stores);
-        (ops, name)
+        Statements { loads, ops, element: name }
     }
 
-    fn load_states(&mut self, element: Option<&str>, namer: &mut Namer) -> Vec<Op> {
-        let mut ops = Vec::new();
+    /// Old values that no element has of its own.
+    fn load_scalars(&mut self, alone: bool, namer: &mut Namer) -> Vec<Op> {
+        let found = self.register(|shape| shape.is_empty() || alone && shape.len() == 1, namer);
+        let load = |(ty, name, pointer): (_, _, Pointer)| Op::Let { ty, name, value: pointer.element("0") };
+        found.into_iter().map(load).collect()
+    }
+
+    fn loads(&mut self, element: &str, namer: &mut Namer) -> Vec<Load> {
+        let found = self.register(|shape| shape.len() == 1, namer);
+        let load = |(ty, register, pointer): (_, String, Pointer)| {
+            let array = namer.unique(&format!("{register}s"));
+            Load { ty, place: pointer.element(element), array, register }
+        };
+        found.into_iter().map(load).collect()
+    }
+
+    /// Gives a register to each state and input of such a shape.
+    fn register(&mut self, fits: impl Fn(&[usize]) -> bool, namer: &mut Namer) -> Vec<(&'static str, String, Pointer)> {
+        let mut found = Vec::new();
         for (id, tensor) in self.program.tensors.iter().enumerate() {
-            let is_element = matches!(tensor.role, Role::State | Role::Input) && tensor.shape.len() <= 1;
-            let Some(pointer) = self.pointers.get(&id).filter(|_| is_element) else {
-                continue;
-            };
-            let index = if tensor.shape.is_empty() { "0" } else { element.unwrap_or("0") };
-            let register = namer.unique(&format!("{}_", tensor.name));
-            ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value: pointer.element(index) });
-            self.values.insert(id, register);
+            let fits = matches!(tensor.role, Role::State | Role::Input) && fits(&tensor.shape);
+            if let Some(pointer) = self.pointers.get(&id).filter(|_| fits) {
+                let register = namer.unique(&format!("{}_", tensor.name));
+                found.push((register_type(tensor.elem), register.clone(), pointer.clone()));
+                self.values.insert(id, register);
+            }
         }
-        ops
+        found
     }
 }

@@ -13,8 +13,10 @@ use crate::model::{Group, Model, Network, Over, Slot, Source};
 use crate::names;
 use crate::spec::entries::Gradients;
 
-/// Threads of element-wise kernels, of producers and of the reducer.
+/// Threads of producers and of the reducer.
 pub(super) const ELEMENT_THREADS: u32 = 256;
+/// Threads of element-wise kernels: with [`COUNTER_BLOCKS`] blocks they fill a large card.
+pub(super) const UPDATE_THREADS: u32 = 512;
 /// Most blocks of an element-wise launch, and so the counts that each of its counters has room for.
 pub const COUNTER_BLOCKS: usize = 256;
 /// Value that stands for "all gradients are reduced".

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use unio_interface::{Access, Elem as Memory, Role as Outer};
 
 use super::order::{Node, NodeCount, Place};
-use super::step::{COUNTER_BLOCKS, ELEMENT_THREADS, Part, Planner, READ, REDUCED, UPDATED, param_total};
+use super::step::{COUNTER_BLOCKS, Part, Planner, READ, REDUCED, UPDATE_THREADS, UPDATED, param_total};
 use super::{Body, KernelPlan, Param, UpdateBody, block, memory_elem};
 use crate::math::{Elem, Program, Role};
 use crate::model::{Group, Over, Update};
@@ -82,7 +82,7 @@ impl Planner<'_> {
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
         let body = UpdateBody { counters, program: program.clone(), len, element, params: places, scalars };
-        let threads = if update.over == Over::Scalar { 1 } else { ELEMENT_THREADS };
+        let threads = if update.over == Over::Scalar { 1 } else { UPDATE_THREADS };
         self.add_kernel(KernelPlan {
             symbol: names::kernel(&self.model.set, &update.name, ""),
             entry: update.name.clone(),

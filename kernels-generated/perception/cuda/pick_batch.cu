@@ -3,7 +3,7 @@
 
 // The next B rows of the epoch's order. The last batch is padded with rows that weigh nothing.
 // From `pick_batch` in specs/perception/training.toml.
-UNIO_KERNEL(256) perception_pick_batch(
+UNIO_KERNEL(512) perception_pick_batch(
     UNIO_IN(int, order),
     UNIO_OUT(int, row),
     UNIO_OUT(real, weight),
@@ -11,13 +11,19 @@ UNIO_KERNEL(256) perception_pick_batch(
     UNIO_IN(int, prev_rows),
     int order_rows_
 ) {
-    UNIO_UNROLL(4) for (int b = blockIdx.x * 256 + threadIdx.x; b < 32; b += gridDim.x * 256) {
-        const int at_ = prev_cursor[0] + b;
-        const bool live_ = at_ < prev_rows[0];
-        const int count_ = min(32, prev_rows[0] - prev_cursor[0]);
-        const int row_ = order[unio_row(live_ ? at_ : 0, order_rows_)];
-        const real weight_ = live_ ? real(32) / real(count_) : real(0);
-        row[b] = row_;
-        weight[b] = weight_;
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < 32u; first += 4 * step) {
+        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+            if (first + turn * step < 32u) {
+                const int b = int(first + turn * step);
+                const int at_ = prev_cursor[0] + b;
+                const bool live_ = at_ < prev_rows[0];
+                const int count_ = min(32, prev_rows[0] - prev_cursor[0]);
+                const int row_ = order[unio_row(live_ ? at_ : 0, order_rows_)];
+                const real weight_ = live_ ? real(32) / real(count_) : real(0);
+                row[b] = row_;
+                weight[b] = weight_;
+            }
+        }
     }
 }

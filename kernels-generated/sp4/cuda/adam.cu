@@ -4,7 +4,7 @@
 // Mech 9: AdamW (Loshchilov & Hutter 2019) with decay from its slot and the effective bound of Pearl C; the weight
 // is clamped after the step.
 // From `adam` in specs/sp4/laws.toml.
-UNIO_KERNEL(256) sp4_adam(
+UNIO_KERNEL(512) sp4_adam(
     UNIO_OWN(real, m),
     UNIO_OWN(real, v),
     UNIO_OWN(real, w),
@@ -20,30 +20,49 @@ UNIO_KERNEL(256) sp4_adam(
 ) {
     UNIO_SHARED(int, counted_s, 0);
     int clamp_engage_count_ = 0;
-    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
-        const real m_ = m[e];
-        const real v_ = v[e];
-        const real w_ = w[e];
-        const real g_ = g[e];
-        const bool taken_ = real(now_clip_scale[0]) > real(0);
-        const real g_used_ = g_ * real(now_clip_scale[0]);
-        const real m_new_ = unio_fma(real(0.9), m_, real(0.09999999999999998) * g_used_);
-        const real v_new_ = unio_fma(real(0.999), v_, real(0.0010000000000000009) * (g_used_ * g_used_));
-        const real m_hat_ = m_new_ / real(now_bias_1[0]);
-        const real v_hat_ = v_new_ / real(now_bias_2[0]);
-        const real moved_ = w_ * unio_fma(-real(prev_learning_rate[0]), real(prev_wd_rate[0]), real(1)) - real(prev_learning_rate[0]) * m_hat_ / (unio_sqrt(v_hat_) + real(1e-8));
-        const real bound_ = unio_max(real(prev_effective_bound[0]), real(1));
-        const real next_w = taken_ ? unio_min(unio_max(moved_, -bound_), bound_) : w_;
-        clamp_engage_count_ = clamp_engage_count_ + ((taken_ && unio_abs(moved_) > bound_) ? 1 : 0);
-        const real next_m = taken_ ? m_new_ : m_;
-        const real next_v = taken_ ? v_new_ : v_;
-        w[e] = next_w;
-        m[e] = next_m;
-        v[e] = next_v;
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < unsigned(n); first += 4 * step) {
+        real m_s[4];
+        real v_s[4];
+        real w_s[4];
+        real g_s[4];
+        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+            if (first + turn * step < unsigned(n)) {
+                const int e = int(first + turn * step);
+                m_s[turn] = m[e];
+                v_s[turn] = v[e];
+                w_s[turn] = w[e];
+                g_s[turn] = g[e];
+            }
+        }
+        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+            if (first + turn * step < unsigned(n)) {
+                const int e = int(first + turn * step);
+                const real m_ = m_s[turn];
+                const real v_ = v_s[turn];
+                const real w_ = w_s[turn];
+                const real g_ = g_s[turn];
+                const bool taken_ = real(now_clip_scale[0]) > real(0);
+                const real g_used_ = g_ * real(now_clip_scale[0]);
+                const real m_new_ = unio_fma(real(0.9), m_, real(0.09999999999999998) * g_used_);
+                const real v_new_ = unio_fma(real(0.999), v_, real(0.0010000000000000009) * (g_used_ * g_used_));
+                const real m_hat_ = m_new_ / real(now_bias_1[0]);
+                const real v_hat_ = v_new_ / real(now_bias_2[0]);
+                const real moved_ = w_ * unio_fma(-real(prev_learning_rate[0]), real(prev_wd_rate[0]), real(1)) - real(prev_learning_rate[0]) * m_hat_ / (unio_sqrt(v_hat_) + real(1e-8));
+                const real bound_ = unio_max(real(prev_effective_bound[0]), real(1));
+                const real next_w = taken_ ? unio_min(unio_max(moved_, -bound_), bound_) : w_;
+                clamp_engage_count_ = clamp_engage_count_ + ((taken_ && unio_abs(moved_) > bound_) ? 1 : 0);
+                const real next_m = taken_ ? m_new_ : m_;
+                const real next_v = taken_ ? v_new_ : v_;
+                w[e] = next_w;
+                m[e] = next_m;
+                v[e] = next_v;
+            }
+        }
     }
     counted_s[threadIdx.x] = clamp_engage_count_;
     __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
+    for (int half = 256; half > 0; half /= 2) {
         if (threadIdx.x < half) {
             counted_s[threadIdx.x] = counted_s[threadIdx.x] + counted_s[threadIdx.x + half];
         }

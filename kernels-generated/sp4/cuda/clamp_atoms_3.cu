@@ -3,15 +3,28 @@
 
 // Mech 2: atom positions of branch 3, at its three sites.
 // From `clamp_atoms_3` in specs/sp4/consumers.toml.
-UNIO_KERNEL(256) sp4_clamp_atoms_3(
+UNIO_KERNEL(512) sp4_clamp_atoms_3(
     UNIO_OWN(real, x),
     UNIO_IN(float, now_atom_pos_bound_b3),
     int n
 ) {
-    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
-        const real x_ = x[e];
-        const real bound_ = unio_max(real(now_atom_pos_bound_b3[0]), real(1));
-        const real next_x = unio_min(unio_max(x_, -bound_), bound_);
-        x[e] = next_x;
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < unsigned(n); first += 4 * step) {
+        real x_s[4];
+        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+            if (first + turn * step < unsigned(n)) {
+                const int e = int(first + turn * step);
+                x_s[turn] = x[e];
+            }
+        }
+        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+            if (first + turn * step < unsigned(n)) {
+                const int e = int(first + turn * step);
+                const real x_ = x_s[turn];
+                const real bound_ = unio_max(real(now_atom_pos_bound_b3[0]), real(1));
+                const real next_x = unio_min(unio_max(x_, -bound_), bound_);
+                x[e] = next_x;
+            }
+        }
     }
 }

@@ -3,13 +3,26 @@
 
 // The reward components are zeroed once they have been measured.
 // From `clear_reward_components` in specs/sp4/consumers.toml.
-UNIO_KERNEL(256) sp4_clear_reward_components(
+UNIO_KERNEL(512) sp4_clear_reward_components(
     UNIO_OWN(real, x),
     int n
 ) {
-    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
-        const real x_ = x[e];
-        const real next_x = real(0);
-        x[e] = next_x;
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < unsigned(n); first += 4 * step) {
+        real x_s[4];
+        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+            if (first + turn * step < unsigned(n)) {
+                const int e = int(first + turn * step);
+                x_s[turn] = x[e];
+            }
+        }
+        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+            if (first + turn * step < unsigned(n)) {
+                const int e = int(first + turn * step);
+                const real x_ = x_s[turn];
+                const real next_x = real(0);
+                x[e] = next_x;
+            }
+        }
     }
 }

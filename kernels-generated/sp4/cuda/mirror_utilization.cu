@@ -3,14 +3,27 @@
 
 // The averaged utilisation is the second observable of the homeostatic loss, from the next step on.
 // From `mirror_utilization` in specs/sp4/consumers.toml.
-UNIO_KERNEL(256) sp4_mirror_utilization(
+UNIO_KERNEL(512) sp4_mirror_utilization(
     UNIO_OWN(real, x),
     UNIO_IN(float, now_utilization_ema),
     int n
 ) {
-    UNIO_UNROLL(4) for (int e = blockIdx.x * 256 + threadIdx.x; e < n; e += gridDim.x * 256) {
-        const real x_ = x[e];
-        const real next_x = e == 1 ? real(now_utilization_ema[0]) : x_;
-        x[e] = next_x;
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < unsigned(n); first += 4 * step) {
+        real x_s[4];
+        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+            if (first + turn * step < unsigned(n)) {
+                const int e = int(first + turn * step);
+                x_s[turn] = x[e];
+            }
+        }
+        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+            if (first + turn * step < unsigned(n)) {
+                const int e = int(first + turn * step);
+                const real x_ = x_s[turn];
+                const real next_x = e == 1 ? real(now_utilization_ema[0]) : x_;
+                x[e] = next_x;
+            }
+        }
     }
 }
