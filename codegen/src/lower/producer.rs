@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use unio_interface::{Grid, Shared};
 
 use super::expr::{Namer, Printer};
-use super::update::{Equations, Pointer};
+use super::update::{Equations, Pointer, scalar_values};
 use super::{Function, KernelBody, Lowered, Op, SharedArray};
 use crate::math::{BinaryFn, Expr, Role, StatisticKind, TensorId};
 use crate::plan::{KernelPlan, ProducerBody, ProducerStep, SignalPlan, Table};
@@ -81,6 +81,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
     let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });
     let pointers: BTreeMap<TensorId, Pointer> = body.params.iter().map(pointer).collect();
     let scalars: Vec<String> = body.scalars.iter().map(|s| names[*s].clone()).collect();
+    let scalars = scalar_values(&body.program, &scalars);
     let mut text = blank(kernel, body);
     let mut results = BTreeMap::new();
     for (n, statistic) in body.program.statistics.iter().enumerate() {

@@ -6,7 +6,7 @@ use unio_interface::{Grid, Shared};
 
 use super::expr::{Code, Namer, Places, Printer, flat, register_type};
 use super::{KernelBody, Lowered, Op, SharedArray};
-use crate::math::{Expr, Program, Role, TensorId};
+use crate::math::{Expr, Program, Role, ScalarRead, TensorId};
 use crate::plan::{KernelPlan, UpdateBody};
 
 /// Blocks of an element-wise launch; the kernel strides beyond. Counters of clamps have room for no more.
@@ -17,10 +17,15 @@ const TOGETHER: usize = 4;
 pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mut namer: Namer) -> Lowered {
     let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });
     let pointers = body.params.iter().map(pointer).collect();
-    let scalars = body.scalars.iter().map(|s| names[*s].clone()).collect();
+    let scalars: Vec<String> = body.scalars.iter().map(|s| names[*s].clone()).collect();
     let counters: Vec<Counter> =
         body.counters.iter().map(|(id, param)| Counter::new(*id, &names[*param], &mut namer)).collect();
     let counting = counters.iter().map(|c| (c.tensor, c.register.clone())).collect();
+    let (scalars, read) = match body.element {
+        // Read once, not for every element.
+        Some(_) => registers(&body.program, &scalars, &mut namer),
+        None => (scalar_values(&body.program, &scalars), Vec::new()),
+    };
     let equations = Equations { program: &body.program, pointers, scalars, values: BTreeMap::new(), counting };
     let [turn, first, step] = ["turn", "first", "step"].map(|own| match body.element {
         Some(_) => namer.unique(own),
@@ -35,7 +40,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
         Some(len) => (format!("{len}u"), Grid::Fixed((len as u32).div_ceil(threads).min(MOST_BLOCKS))),
         None => ("unsigned(n)".to_owned(), Grid::Elements { per_block: threads, least: 0, most: MOST_BLOCKS }),
     };
-    let mut all: Vec<Op> = counters.iter().map(Counter::start).collect();
+    let mut all: Vec<Op> = read.into_iter().chain(counters.iter().map(Counter::start)).collect();
     // Without a sign: the last turn may step beyond the largest `int`.
     all.push(Op::Let { ty: "unsigned", name: step.clone(), value: format!("gridDim.x * {threads}") });
     all.push(Op::For {
@@ -46,6 +51,25 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
     });
     counters.iter().for_each(|c| all.extend(c.finish(threads)));
     element_wise(kernel, grid, body.len.is_none(), all, &counters)
+}
+
+/// What a scalar is in a text: its only element, as a number of the program.
+pub(super) fn scalar_values(program: &Program, pointers: &[String]) -> Vec<String> {
+    let value = |(scalar, pointer): (&ScalarRead, &String)| match scalar.int {
+        true => format!("{pointer}[0]"),
+        false => format!("real({pointer}[0])"),
+    };
+    program.scalars.iter().zip(pointers).map(value).collect()
+}
+
+/// Registers for the values of scalars.
+fn registers(program: &Program, pointers: &[String], namer: &mut Namer) -> (Vec<String>, Vec<Op>) {
+    let values = scalar_values(program, pointers).into_iter();
+    let read = program.scalars.iter().zip(pointers).zip(values).map(|((scalar, pointer), value)| {
+        let (ty, name) = (if scalar.int { "int" } else { "real" }, namer.unique(&format!("{pointer}_")));
+        (name.clone(), Op::Let { ty, name, value })
+    });
+    read.unzip()
 }
 
 /// First the reads of several elements, then their equations.
@@ -167,7 +191,7 @@ pub(super) struct Equations<'a> {
     pub(super) program: &'a Program,
     /// Pointer of each tensor in memory; a state and its next share one.
     pub(super) pointers: BTreeMap<TensorId, Pointer>,
-    /// Pointer of each slot and state that is read.
+    /// Value of each slot and state that is read.
     pub(super) scalars: Vec<String>,
     /// Tensors that are values at hand.
     pub(super) values: BTreeMap<TensorId, String>,
@@ -192,10 +216,7 @@ impl Places for Equations<'_> {
     }
 
     fn scalar(&self, scalar: usize) -> Code {
-        match self.program.scalars[scalar].int {
-            true => Code::atom(format!("{}[0]", self.scalars[scalar])),
-            false => Code::atom(format!("real({}[0])", self.scalars[scalar])),
-        }
+        Code::atom(self.scalars[scalar].clone())
     }
 }
 

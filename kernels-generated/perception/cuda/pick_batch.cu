@@ -11,14 +11,16 @@ UNIO_KERNEL(512) perception_pick_batch(
     UNIO_IN(int, prev_rows),
     int order_rows_
 ) {
+    const int prev_cursor_ = prev_cursor[0];
+    const int prev_rows_ = prev_rows[0];
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < 32u; first += 4 * step) {
         UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
             if (first + turn * step < 32u) {
                 const int b = int(first + turn * step);
-                const int at_ = prev_cursor[0] + b;
-                const bool live_ = at_ < prev_rows[0];
-                const int count_ = min(32, prev_rows[0] - prev_cursor[0]);
+                const int at_ = prev_cursor_ + b;
+                const bool live_ = at_ < prev_rows_;
+                const int count_ = min(32, prev_rows_ - prev_cursor_);
                 const int row_ = order[unio_row(live_ ? at_ : 0, order_rows_)];
                 const real weight_ = live_ ? real(32) / real(count_) : real(0);
                 row[b] = row_;

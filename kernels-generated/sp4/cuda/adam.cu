@@ -19,6 +19,12 @@ UNIO_KERNEL(512) sp4_adam(
     int n
 ) {
     UNIO_SHARED(int, counted_s, 0);
+    const real now_clip_scale_ = real(now_clip_scale[0]);
+    const real now_bias_1_ = real(now_bias_1[0]);
+    const real now_bias_2_ = real(now_bias_2[0]);
+    const real prev_learning_rate_ = real(prev_learning_rate[0]);
+    const real prev_wd_rate_ = real(prev_wd_rate[0]);
+    const real prev_effective_bound_ = real(prev_effective_bound[0]);
     int clamp_engage_count_ = 0;
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < unsigned(n); first += 4 * step) {
@@ -42,14 +48,14 @@ UNIO_KERNEL(512) sp4_adam(
                 const real v_ = v_s[turn];
                 const real w_ = w_s[turn];
                 const real g_ = g_s[turn];
-                const bool taken_ = real(now_clip_scale[0]) > real(0);
-                const real g_used_ = g_ * real(now_clip_scale[0]);
+                const bool taken_ = now_clip_scale_ > real(0);
+                const real g_used_ = g_ * now_clip_scale_;
                 const real m_new_ = unio_fma(real(0.9), m_, real(0.09999999999999998) * g_used_);
                 const real v_new_ = unio_fma(real(0.999), v_, real(0.0010000000000000009) * (g_used_ * g_used_));
-                const real m_hat_ = m_new_ / real(now_bias_1[0]);
-                const real v_hat_ = v_new_ / real(now_bias_2[0]);
-                const real moved_ = w_ * unio_fma(-real(prev_learning_rate[0]), real(prev_wd_rate[0]), real(1)) - real(prev_learning_rate[0]) * m_hat_ / (unio_sqrt(v_hat_) + real(1e-8));
-                const real bound_ = unio_max(real(prev_effective_bound[0]), real(1));
+                const real m_hat_ = m_new_ / now_bias_1_;
+                const real v_hat_ = v_new_ / now_bias_2_;
+                const real moved_ = w_ * unio_fma(-prev_learning_rate_, prev_wd_rate_, real(1)) - prev_learning_rate_ * m_hat_ / (unio_sqrt(v_hat_) + real(1e-8));
+                const real bound_ = unio_max(prev_effective_bound_, real(1));
                 const real next_w = taken_ ? unio_min(unio_max(moved_, -bound_), bound_) : w_;
                 clamp_engage_count_ = clamp_engage_count_ + ((taken_ && unio_abs(moved_) > bound_) ? 1 : 0);
                 const real next_m = taken_ ? m_new_ : m_;

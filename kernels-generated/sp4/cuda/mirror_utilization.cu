@@ -8,6 +8,7 @@ UNIO_KERNEL(512) sp4_mirror_utilization(
     UNIO_IN(float, now_utilization_ema),
     int n
 ) {
+    const real now_utilization_ema_ = real(now_utilization_ema[0]);
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < unsigned(n); first += 4 * step) {
         real x_s[4];
@@ -21,7 +22,7 @@ UNIO_KERNEL(512) sp4_mirror_utilization(
             if (first + turn * step < unsigned(n)) {
                 const int e = int(first + turn * step);
                 const real x_ = x_s[turn];
-                const real next_x = e == 1 ? real(now_utilization_ema[0]) : x_;
+                const real next_x = e == 1 ? now_utilization_ema_ : x_;
                 x[e] = next_x;
             }
         }

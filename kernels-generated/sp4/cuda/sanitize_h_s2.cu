@@ -8,6 +8,7 @@ UNIO_KERNEL(512) sp4_sanitize_h_s2(
     UNIO_IN(float, now_h_s2_bound),
     int n
 ) {
+    const real now_h_s2_bound_ = real(now_h_s2_bound[0]);
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < unsigned(n); first += 4 * step) {
         real x_s[4];
@@ -21,7 +22,7 @@ UNIO_KERNEL(512) sp4_sanitize_h_s2(
             if (first + turn * step < unsigned(n)) {
                 const int e = int(first + turn * step);
                 const real x_ = x_s[turn];
-                const real bound_ = unio_max(real(now_h_s2_bound[0]), real(1));
+                const real bound_ = unio_max(now_h_s2_bound_, real(1));
                 const real next_x = unio_isfinite(x_) ? unio_min(unio_max(x_, -bound_), bound_) : real(0);
                 x[e] = next_x;
             }
