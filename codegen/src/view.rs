@@ -81,7 +81,7 @@ impl View<'_> {
         let launch = &self.launches[n];
         let names = self.launches.iter().map(|l| l.name.chars().count()).max().unwrap_or(0);
         let waits: Vec<&str> = self.after[n].iter().map(|b| self.launches[*b].name.as_str()).collect();
-        let line = format!("{level:>4}  {:<names$}  {:<14}  {}", launch.name, self.shape(launch), waits.join(", "));
+        let line = format!("{level:>4}  {:<names$}  {:<24}  {}", launch.name, self.shape(launch), waits.join(", "));
         format!("{}\n", line.trim_end())
     }
 
@@ -91,7 +91,8 @@ impl View<'_> {
         let told = launch.args.iter().any(|arg| matches!(arg, unio_interface::Arg::CountOf { .. }));
         let fixed = matches!(kernel.grid, unio_interface::Grid::Fixed(_));
         let blocks = if told && !fixed { "n".to_owned() } else { launch.grid.to_string() };
-        format!("{blocks} x {}", kernel.threads)
+        let condition = kernel.grid.condition().map_or(String::new(), |c| format!(" if {c}"));
+        format!("{blocks} x {}{condition}", kernel.threads)
     }
 
     fn dot(&self) -> String {

@@ -125,9 +125,16 @@ fn a_graph_has_the_plans_edges() {
             let names: Vec<String> = launches.iter().map(|l| l.name.clone()).collect();
             let planned: Vec<Vec<usize>> = launches.iter().map(|l| l.after.clone()).collect();
             let graph = session.graph(phase).unwrap();
-            assert_eq!(graph.launches(), names);
+            // Of two forms of a producer a step launches the one that fits the length of its buffer.
+            let made = graph.launches().to_vec();
+            let is_other =
+                |name: &String| made.iter().any(|m| name.strip_prefix(m.as_str()).is_some_and(|r| r.starts_with('.')));
+            assert!(names.iter().all(|name| made.contains(name) != is_other(name)), "{set}");
             let edges = graph.edges();
-            assert_eq!(closure(&names, &edges), closure(&names, &planned), "{set}");
+            let kept = |set: BTreeSet<String>| set.into_iter().filter(|name| made.contains(name)).collect();
+            let planned = closure(&names, &planned).into_iter().filter(|(name, _)| made.contains(name));
+            let planned: Vec<(String, BTreeSet<String>)> = planned.map(|(name, set)| (name, kept(set))).collect();
+            assert_eq!(closure(&made, &edges), planned, "{set}");
             let before = all_before(&edges);
             let implied = |n: usize, edge: &usize| edges[n].iter().any(|other| before[*other].contains(edge));
             assert!((0..edges.len()).all(|n| edges[n].iter().all(|edge| !implied(n, edge))), "{set}");

@@ -33,7 +33,7 @@ fn a_grown_optimizer_moves_its_arrays() {
         assert_eq!(grown.count(), Some(n));
         assert_eq!(grown.bytes(), 28 * n as u64 + scalars);
         let shapes = bench.shapes(&grown).unwrap();
-        assert_eq!(shapes[0].config.grid, n.div_ceil(256) as u32);
+        assert_eq!(shapes[0].config.grid, n.div_ceil(512) as u32);
         assert!(bench.time(&grown, Data::Hot, ONCE).unwrap() > 0.0);
     }
 }

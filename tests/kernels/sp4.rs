@@ -536,14 +536,28 @@ fn the_answer_does_not_depend_on_the_window() {
     plane.run("target_q_bound");
     assert_eq!((plane.session.dump("observed").unwrap()[0], bracket(&plane)[1]), (first, 1), "the window stood right");
     let truth = bracket(&plane)[2];
-    for window in [0, truth - 255, truth - 1, truth, truth + 1, 65_000] {
+    let bins = unio_codegen::plan::Table::WINDOW as i32;
+    for window in [0, truth - bins, truth - bins + 1, truth - 1, truth, truth + 1, 65_000] {
         plane.session.write_named("target_q_bound.brackets", &[window, 0, 0, 0, 0, 0, 0, 0]).unwrap();
         plane.run("target_q_bound");
         assert_eq!(plane.session.dump("observed").unwrap()[0], first, "window at {window}");
-        let inside = (window..window + 256).contains(&truth);
+        let inside = (window..window + bins).contains(&truth);
         assert_eq!(bracket(&plane)[1], i32::from(inside), "window at {window}");
     }
     close("p99", first, quantile(&data, 0.99), 0.005);
+}
+
+/// What a window never holds, a p99 of 0, is told by all that lies below it: no second read, though the window stands still.
+#[test]
+fn a_quantile_of_zero_takes_one_read() {
+    let data: Vec<f64> = (0..20_000).map(|n| if n % 200 == 0 { 1.0 } else { 0.0 }).collect();
+    let mut plane = Plane::new(&[("target_q", &data)]);
+    for _ in 0..2 {
+        plane.run("target_q_bound");
+        let bracket = plane.session.read_named::<i32>("target_q_bound.brackets").unwrap();
+        assert_eq!(bracket[1..6], [1, 0, 0, 19_900, 20_000]);
+        assert_eq!(plane.session.dump("observed").unwrap()[0], 0.0);
+    }
 }
 
 /// "First observation by Pearl A, a thousand more within a percent, every other observation untouched", for each producer.

@@ -73,16 +73,43 @@ pub enum Grid {
         /// Upper limit.
         most: u32,
     },
+    /// The same for more than `above` and at most `up_to` elements, else none: of two kernels, one for few elements and one for
+    /// many, a step launches one.
+    Between {
+        /// Elements that one block covers at a time.
+        per_block: u32,
+        /// Lower limit.
+        least: u32,
+        /// Upper limit.
+        most: u32,
+        /// So many elements are too few.
+        above: u32,
+        /// More are too many.
+        up_to: u32,
+    },
 }
 
 impl Grid {
-    /// Blocks for `n` elements; where the least is 0, no elements are no launch.
+    /// Blocks for `n` elements; none is no launch.
     pub fn blocks(self, n: usize) -> u32 {
         match self {
             Grid::Fixed(blocks) => blocks,
             Grid::Elements { per_block, least, most } => {
                 u32::try_from(n.div_ceil(per_block.max(1) as usize)).unwrap_or(most).clamp(least, most)
             }
+            Grid::Between { above, up_to, .. } if n <= above as usize || n > up_to as usize => 0,
+            Grid::Between { per_block, least, most, .. } => Grid::Elements { per_block, least, most }.blocks(n),
+        }
+    }
+}
+
+impl Grid {
+    /// When a step makes the launch, in a few words; `None`: always, or whenever there are elements.
+    pub fn condition(self) -> Option<String> {
+        match self {
+            Grid::Between { above: 0, up_to, .. } => Some(format!("n ≤ {up_to}")),
+            Grid::Between { above, .. } => Some(format!("n > {above}")),
+            Grid::Fixed(_) | Grid::Elements { .. } => None,
         }
     }
 }

@@ -38,6 +38,9 @@ fn skeletons() -> Handlebars<'static> {
         ("exponents", include_str!("../../templates/producer_exponents.cu.hbs")),
         ("refine", include_str!("../../templates/producer_refine.cu.hbs")),
         ("finish", include_str!("../../templates/producer_finish.cu.hbs")),
+        ("clear", include_str!("../../templates/producer_clear.hbs")),
+        ("start", include_str!("../../templates/producer_start.hbs")),
+        ("take", include_str!("../../templates/producer_take.hbs")),
         ("accumulate", include_str!("../../templates/producer_accumulate.hbs")),
         ("totals", include_str!("../../templates/producer_totals.hbs")),
         ("signals", include_str!("../../templates/producer_signals.hbs")),
@@ -139,34 +142,30 @@ fn step_name(step: ProducerStep) -> &'static str {
 fn producer(text: &ProducerText) -> serde_json::Value {
     let sum = |s: &SumText| {
         json!({
-            "acc": s.acc, "before": ops(&s.before, 3).trim_end(), "value": s.value,
+            "acc": s.acc, "before": ops(&s.before, 4).trim_end(), "value": s.value,
             "total": s.total, "result": s.result, "finish": s.finish, "place": s.place,
         })
     };
     let quantile = |q: &crate::lower::producer::QuantileText| {
         json!({
-            "counts": q.counts, "before": ops(&q.before, 3).trim_end(), "value": q.value, "share": q.share,
+            "counts": q.counts, "before": ops(&q.before, 4).trim_end(), "value": q.value, "share": q.share,
             "result": q.result, "pair": q.pair, "above": q.pair + 1, "column": q.column,
             "window": q.bracket, "settled": q.bracket + 1, "key": q.bracket + 2, "below": q.bracket + 3,
             "inside": q.bracket + 4, "finite": q.bracket + 5, "refined_column": q.refined_column,
         })
     };
-    let threads = text.threads;
-    let looped = match text.step {
-        ProducerStep::Whole | ProducerStep::Linear => format!("int first = 0; first < n; first += {threads}"),
-        _ => {
-            format!("long long first = (long long)(blockIdx.x) * {threads}; first < n; first += gridDim.x * {threads}")
-        }
-    };
+    let (threads, unroll) = (text.threads, text.step.unroll());
+    let looped = format!("unsigned first = blockIdx.x * {threads}; first < unsigned(n); first += {unroll} * step");
     json!({
+        "counted": text.counted,
         "reads": text.reads,
-        "unroll": Table::UNROLL,
-        "chunk": Table::UNROLL * threads as usize,
+        "unroll": unroll,
         "threads": threads,
-        "half": threads / 2,
         "loop": looped,
+        // A value of no element: in the lowest bin, which no window holds, or in none.
+        "missing": if text.step == ProducerStep::Count { "0.0f" } else { "unio_nan()" },
         "bins": Table::BINS,
-        "row_total": threads as usize / 32 * Table::BINS,
+        "row_total": threads as usize / 32 * text.bins(),
         "width": text.table.width(),
         "sum_width": text.table.sums,
         "refined_width": text.table.refined_width(),

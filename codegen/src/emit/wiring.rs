@@ -168,11 +168,13 @@ fn step(page: &mut String, artefacts: &Artefacts) {
     let _ = writeln!(page, "## A training step\n\nIn this order; `after` names what each launch really waits for.\n");
     let _ = writeln!(page, "| | launch | blocks × threads | after |\n|---|---|---|---|");
     for (n, launch) in program.train.iter().enumerate() {
-        let threads = artefacts.kernels[launch.kernel].threads;
+        let kernel = &artefacts.kernels[launch.kernel];
+        let (threads, condition) =
+            (kernel.threads, kernel.grid.condition().map_or(String::new(), |c| format!(" if {c}")));
         let any = launch.args.iter().any(|arg| matches!(arg, Arg::CountOf { .. }));
         let blocks = if any { "by length".to_owned() } else { launch.grid.to_string() };
         let after: Vec<String> = launch.after.iter().map(ToString::to_string).collect();
-        let _ = writeln!(page, "| {n} | {} | {blocks} × {threads} | {} |", launch.name, after.join(", "));
+        let _ = writeln!(page, "| {n} | {} | {blocks} × {threads}{condition} | {} |", launch.name, after.join(", "));
     }
     page.push('\n');
 }
@@ -182,7 +184,8 @@ fn kernels(page: &mut String, artefacts: &Artefacts) {
     for kernel in &artefacts.kernels {
         let blocks = match kernel.grid {
             Grid::Fixed(blocks) => blocks.to_string(),
-            Grid::Elements { per_block, .. } => format!("⌈n/{per_block}⌉"),
+            Grid::Between { least, most, .. } if least == most => most.to_string(),
+            Grid::Elements { per_block, .. } | Grid::Between { per_block, .. } => format!("⌈n/{per_block}⌉"),
         };
         let path = &artefacts.sources[kernel.source].path;
         let file = path.rsplit('/').next().unwrap_or(path);

@@ -15,6 +15,8 @@ use crate::plan::{KernelPlan, ProducerBody, ProducerStep, SignalPlan, Table};
 pub struct ProducerText {
     /// Which of the producer's steps.
     pub step: ProducerStep,
+    /// Whether it is told the number of elements; else the rows tell.
+    pub counted: bool,
     /// Whether it reads buffers; without elements it then observes nothing.
     pub reads: bool,
     /// Threads a block.
@@ -75,7 +77,7 @@ pub struct QuantileText {
 
 /// Names that the skeleton gives itself.
 pub(super) const OWN_NAMES: &[&str] =
-    &["n", "e", "warp", "lane", "counted", "found", "partial", "bits", "inside", "bin", "first", "half"];
+    &["n", "e", "k", "warp", "lane", "counted", "joined", "found", "partial", "bin", "first", "place", "step", "row"];
 
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {
     let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });
@@ -113,28 +115,45 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
         results.insert(signal.tensor, x);
         text.signals.extend(ops);
     }
+    if matches!(body.step, ProducerStep::Exponents | ProducerStep::Refine) {
+        // The first read gave them.
+        text.sums.clear();
+        text.maxima.clear();
+    }
     let (arrays, bytes) = arrays(&text);
-    let grid = match body.step {
-        ProducerStep::Count | ProducerStep::Exponents | ProducerStep::Refine => {
-            Grid::Elements { per_block: Table::PER_BLOCK, least: 1, most: Table::ROWS as u32 }
-        }
-        _ => Grid::Fixed(1),
-    };
+    let grid = grid(body, &text);
     let numbered = matches!(body.step, ProducerStep::Settle | ProducerStep::Refine | ProducerStep::Finish);
     Lowered {
         grid,
         shared: Shared { reals: 0, bytes },
         arrays,
-        counted: !matches!(body.step, ProducerStep::Settle | ProducerStep::Finish),
+        counted: text.counted,
         functions: law(body).into_iter().collect(),
         numbers: if numbered { vec!["parts".into()] } else { Vec::new() },
         body: KernelBody::Producer(text),
     }
 }
 
+fn grid(body: &ProducerBody, text: &ProducerText) -> Grid {
+    let (per_block, least, most) = match body.step {
+        ProducerStep::Count | ProducerStep::Exponents | ProducerStep::Refine => {
+            (Table::PER_BLOCK, 1, Table::ROWS as u32)
+        }
+        ProducerStep::Settle => (u32::MAX, text.quantiles.len() as u32, text.quantiles.len() as u32),
+        ProducerStep::Whole | ProducerStep::Linear | ProducerStep::Finish => (u32::MAX, 1, 1),
+    };
+    let limit = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    match body.range {
+        Some((above, up_to)) => Grid::Between { per_block, least, most, above: limit(above), up_to: limit(up_to) },
+        None if least == most => Grid::Fixed(most),
+        None => Grid::Elements { per_block, least, most },
+    }
+}
+
 fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
     ProducerText {
         step: body.step,
+        counted: body.range.is_some() || !matches!(body.step, ProducerStep::Settle | ProducerStep::Finish),
         reads: body.program.tensors.iter().any(|t| t.role == Role::Table),
         threads: kernel.threads,
         table: Table::of(&body.program),
@@ -202,33 +221,40 @@ fn finish(kind: StatisticKind, total: &str) -> String {
     }
 }
 
-/// Partial sums, a row of counts a warp for each quantile, and the totals that the scan works on: what the step needs.
+/// What the step needs of: partial sums, sums joined over threads, the totals that the scan works on, the bin that was found,
+/// a row of counts a warp for each quantile.
 fn arrays(text: &ProducerText) -> (Vec<SharedArray>, u32) {
-    let threads = text.threads as usize;
+    use ProducerStep::{Count, Exponents, Finish, Refine, Settle};
+    let (threads, warps) = (text.threads as usize, text.threads as usize / 32);
     let mut offset = 0;
     let mut arrays = Vec::new();
     let mut add = |ty, name: &str, bytes: usize| {
         arrays.push(SharedArray { ty, name: name.to_owned(), offset: offset.to_string() });
         offset += bytes;
     };
+    let (step, ranks) = (text.step, !text.quantiles.is_empty());
     let has_totals = !(text.sums.is_empty() && text.maxima.is_empty());
-    let ranks = !text.quantiles.is_empty();
-    let adds_up = match text.step {
-        ProducerStep::Exponents | ProducerStep::Refine => false,
-        ProducerStep::Count | ProducerStep::Settle | ProducerStep::Linear => has_totals || ranks,
-        ProducerStep::Whole | ProducerStep::Finish => has_totals,
-    };
-    if adds_up {
-        add("double", "partial", threads * 8);
+    if has_totals && step != Settle || step == ProducerStep::Linear {
+        add("double", "partial", 32 * 8);
     }
-    if ranks && !matches!(text.step, ProducerStep::Count | ProducerStep::Exponents) {
-        add("int", "counted", Table::BINS * 4);
+    if ranks && matches!(step, Count | Settle | Refine | Finish) {
+        add("int", "joined", threads * 4);
+    }
+    if ranks && !matches!(step, Count | Exponents) {
+        add("int", "counted", (Table::BINS + 32) * 4);
         add("int", "found", 16);
     }
-    for q in text.quantiles.iter().filter(|_| !matches!(text.step, ProducerStep::Settle | ProducerStep::Finish)) {
-        add("int", &q.counts, threads / 32 * Table::BINS * 4);
+    for q in text.quantiles.iter().filter(|_| !matches!(step, Settle | Finish)) {
+        add("int", &q.counts, warps * text.bins() * 4);
     }
     (arrays, offset as u32)
+}
+
+impl ProducerText {
+    /// Bins of a warp's row of counts.
+    pub fn bins(&self) -> usize {
+        if self.step == ProducerStep::Count { Table::WINDOW } else { Table::BINS }
+    }
 }
 
 /// One signal: its observation, and the law that moves its slot.

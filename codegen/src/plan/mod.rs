@@ -254,13 +254,13 @@ pub struct Table {
 impl Table {
     /// Most rows of one part: the most blocks of its launch. The prelude's `UNIO_ROWS` says the same.
     pub const ROWS: usize = 264;
-    /// Elements that a thread loads before it counts them.
-    pub const UNROLL: usize = 8;
-    /// Elements that one block of a launch covers.
-    pub const PER_BLOCK: u32 = 2048;
+    /// Elements of a part for each block of its launch.
+    pub const PER_BLOCK: u32 = 512;
     /// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa. One a thread.
     pub const BINS: usize = 256;
-    /// Integers in front of a row: elements seen, rows in the part, and two for alignment.
+    /// Bins of both levels about the last answer that the first read counts. The prelude's `UNIO_WINDOW` says the same.
+    pub const WINDOW: usize = 64;
+    /// Integers in front of a row: elements of the part, rows in the part, and two for alignment.
     pub const HEAD: usize = 4;
 
     /// The layout that a producer's statistics need.
@@ -273,19 +273,19 @@ impl Table {
     /// lay in it, the bin of the rank, what lies below and in that bin, what is finite, and two for alignment.
     pub const BRACKET: usize = 8;
 
-    /// Integers of a row: for each quantile what is finite, what lies above its window, and the window's counts.
+    /// Integers of a row: for each quantile what is not finite, what lies above its window, and the window's counts.
     pub fn width(&self) -> usize {
-        Self::HEAD + self.quantiles * (2 + Self::BINS)
+        Self::HEAD + self.quantiles * (2 + Self::WINDOW)
     }
 
-    /// Place of what is finite in a row; what lies above comes after.
+    /// Place of what is not finite in a row; what lies above comes after.
     pub fn pair(&self, quantile: usize) -> usize {
         Self::HEAD + 2 * quantile
     }
 
     /// First of the window's counts in a row.
     pub fn column(&self, quantile: usize) -> usize {
-        Self::HEAD + 2 * self.quantiles + quantile * Self::BINS
+        Self::HEAD + 2 * self.quantiles + quantile * Self::WINDOW
     }
 
     /// Integers of a row of counts by exponent, or by mantissa.
@@ -316,6 +316,8 @@ pub enum ProducerStep {
 /// A producer's kernel.
 #[derive(Debug)]
 pub struct ProducerBody {
+    /// It is launched for more elements than the first and at most as many as the second; `None`: for any number.
+    pub range: Option<(usize, usize)>,
     /// Which of its steps.
     pub step: ProducerStep,
     /// Statistics and signals.

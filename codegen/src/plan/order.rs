@@ -44,6 +44,8 @@ pub(super) struct Node {
     pub(super) writes: BTreeSet<String>,
     /// Buffer that it changes in place, after everyone else has read it.
     pub(super) overwrites: Option<String>,
+    /// The node that is launched where this one finds too few elements: never both in a step.
+    pub(super) instead_of: Option<String>,
     /// Whether an evaluation runs it too.
     pub(super) evaluates: bool,
     /// Place of the entry.
@@ -129,6 +131,11 @@ pub(super) fn restrict_evaluation(nodes: &mut [Node]) {
     }
 }
 
+fn exclude(a: &Node, b: &Node) -> bool {
+    let stands_for = |a: &Node, b: &Node| a.instead_of.as_ref() == Some(&b.name);
+    stands_for(a, b) || stands_for(b, a)
+}
+
 fn edges(nodes: &[Node]) -> Vec<BTreeSet<usize>> {
     let mut before = vec![BTreeSet::new(); nodes.len()];
     let mut givers: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
@@ -146,7 +153,8 @@ fn edges(nodes: &[Node]) -> Vec<BTreeSet<usize>> {
             before[n].extend((0..nodes.len()).filter(reads));
         }
         for (when, name) in &node.reads {
-            for &writer in writers.get(name.as_str()).into_iter().flatten().filter(|w| **w != n) {
+            let others = writers.get(name.as_str()).into_iter().flatten().filter(|w| **w != n);
+            for &writer in others.filter(|w| !exclude(node, &nodes[**w])) {
                 // The last step's value is gone once its writer has run.
                 match when {
                     When::Prev => before[writer].insert(n),

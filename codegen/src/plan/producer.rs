@@ -15,10 +15,21 @@ use crate::spec::entries::ProducerSchedule;
 /// Elements that one block reads faster than several could start and join.
 const ONE_BLOCK: usize = 16 * 1024;
 
+/// How many elements the launches of a producer find.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Forms {
+    /// One block reads them.
+    Few,
+    /// Or as many as it takes.
+    Many,
+    /// The run tells, and each step takes the one or the other.
+    ByLength,
+}
+
 /// The kernels of a producer.
-enum Kernels {
-    Whole(usize),
-    Steps { table: Table, kernels: Vec<(ProducerStep, usize)> },
+struct Kernels {
+    few: Option<usize>,
+    many: Option<(Table, Vec<(ProducerStep, usize)>)>,
 }
 
 impl Planner<'_> {
@@ -30,21 +41,35 @@ impl Planner<'_> {
                 true => model.groups.iter().map(Some).collect(),
                 false => vec![None],
             };
-            let is_small = groups.iter().all(|group| self.is_small(producer, program, *group));
-            let kernels = self.add_producer_kernels(producer, program, smoothing, is_small);
+            let forms = self.forms(producer, program, &groups);
+            let kernels = self.add_producer_kernels(producer, program, smoothing, forms);
             for group in groups {
                 self.add_producer_nodes(producer, program, &kernels, group);
             }
         }
     }
 
-    fn is_small(&self, producer: &Producer, program: &Program, group: Option<&Group>) -> bool {
+    fn forms(&self, producer: &Producer, program: &Program, groups: &[Option<&Group>]) -> Forms {
+        if producer.schedule == ProducerSchedule::Linear {
+            return Forms::Few;
+        }
+        let lengths: Vec<Option<usize>> = groups.iter().map(|g| self.fixed_length(producer, program, *g)).collect();
+        match lengths {
+            // What several launches read, one of them cannot finish.
+            _ if groups.iter().any(|group| self.producer_parts(producer, *group).len() > 1) => Forms::Many,
+            known if known.iter().all(|n| n.is_some_and(|n| n <= ONE_BLOCK)) => Forms::Few,
+            known if known.iter().all(|n| n.is_some_and(|n| n > ONE_BLOCK)) => Forms::Many,
+            _ => Forms::ByLength,
+        }
+    }
+
+    /// Elements of the only part, where the plan knows them.
+    fn fixed_length(&self, producer: &Producer, program: &Program, group: Option<&Group>) -> Option<usize> {
         let parts = self.producer_parts(producer, group);
-        let count = |part: &Option<Part<'_>>| match self.elements(producer, program, part.as_ref()) {
-            NodeCount::Fixed(n) => n,
-            _ => usize::MAX,
-        };
-        parts.len() == 1 && parts.iter().map(count).all(|n| n <= ONE_BLOCK)
+        match self.elements(producer, program, parts.first()?.as_ref()) {
+            NodeCount::Fixed(n) => Some(n),
+            _ => None,
+        }
     }
 
     fn add_producer_kernels(
@@ -52,22 +77,23 @@ impl Planner<'_> {
         producer: &Producer,
         program: &Program,
         law: &Smoothing,
-        is_small: bool,
+        forms: Forms,
     ) -> Kernels {
-        if producer.schedule == ProducerSchedule::Linear {
-            return Kernels::Whole(self.add_producer_kernel(producer, program, law, ProducerStep::Linear));
-        }
-        if is_small {
-            return Kernels::Whole(self.add_producer_kernel(producer, program, law, ProducerStep::Whole));
-        }
         let table = Table::of(program);
-        let mut steps = vec![ProducerStep::Count];
-        if table.quantiles > 0 {
-            steps.extend([ProducerStep::Settle, ProducerStep::Exponents, ProducerStep::Refine]);
-        }
-        steps.push(ProducerStep::Finish);
-        let add = |step| (step, self.add_producer_kernel(producer, program, law, step));
-        Kernels::Steps { table, kernels: steps.into_iter().map(add).collect() }
+        let by_length = forms == Forms::ByLength;
+        let mut add = |step: ProducerStep| {
+            let range =
+                by_length.then(|| if step == ProducerStep::Whole { (0, ONE_BLOCK) } else { (ONE_BLOCK, usize::MAX) });
+            self.add_producer_kernel(producer, program, law, step, range)
+        };
+        let whole = match producer.schedule {
+            ProducerSchedule::Linear => ProducerStep::Linear,
+            ProducerSchedule::Counts => ProducerStep::Whole,
+        };
+        let few = (forms != Forms::Many).then(|| add(whole));
+        let steps = ProducerStep::of_many(&table);
+        let many = (forms != Forms::Few).then(|| (table, steps.into_iter().map(|step| (step, add(step))).collect()));
+        Kernels { few, many }
     }
 
     fn add_producer_kernel(
@@ -76,6 +102,7 @@ impl Planner<'_> {
         program: &Program,
         law: &Smoothing,
         step: ProducerStep,
+        range: Option<(usize, usize)>,
     ) -> usize {
         let mut params = Vec::new();
         let mut places = BTreeMap::new();
@@ -93,6 +120,7 @@ impl Planner<'_> {
             if step.gives_signals() { self.signal_params(producer, program, law, &mut params) } else { Vec::new() };
         let body = ProducerBody {
             step,
+            range,
             program: program.clone(),
             params: places,
             scalars,
@@ -106,7 +134,7 @@ impl Planner<'_> {
             entry: producer.name.clone(),
             doc: producer.doc.clone(),
             loc: producer.loc.clone(),
-            threads: ELEMENT_THREADS,
+            threads: step.threads(),
             params,
             body: Body::Producer(body),
         })
@@ -147,23 +175,24 @@ impl Planner<'_> {
 
     fn add_producer_nodes(&mut self, producer: &Producer, program: &Program, kernels: &Kernels, group: Option<&Group>) {
         let name = group.map_or(producer.name.clone(), |g| format!("{}[{}]", producer.name, g.name));
-        match kernels {
-            Kernels::Whole(kernel) => {
-                let part = self.producer_parts(producer, group).into_iter().next().flatten();
-                let mut node = self.reading_node(producer, program, *kernel, group, part.as_ref());
-                self.add_signals(producer, group, &mut node);
-                node.name = name;
-                self.nodes.push(node);
-            }
-            Kernels::Steps { table, kernels } => {
-                let parts = self.producer_parts(producer, group);
-                self.add_tables(&name, table, parts.len());
-                for (step, kernel) in kernels {
-                    let covered = if step.reads_buffers() { parts.len() } else { 1 };
-                    for n in 0..covered {
-                        self.add_step_node(producer, program, (&name, *step, n), (*kernel, table), group);
-                    }
-                }
+        let length = self.fixed_length(producer, program, group);
+        if let Some(kernel) = kernels.few.filter(|_| kernels.many.is_none() || length.is_none_or(|n| n <= ONE_BLOCK)) {
+            let part = self.producer_parts(producer, group).into_iter().next().flatten();
+            let mut node = self.reading_node(producer, program, kernel, group, part.as_ref());
+            self.add_signals(producer, group, &mut node);
+            node.name = name.clone();
+            self.nodes.push(node);
+        }
+        let by_length = kernels.few.is_some();
+        let Some((table, steps)) = kernels.many.as_ref().filter(|_| !by_length || length.is_none_or(|n| n > ONE_BLOCK))
+        else {
+            return;
+        };
+        let parts = self.producer_parts(producer, group);
+        self.add_tables(&name, table, parts.len());
+        for (step, kernel) in steps {
+            for n in 0..if step.reads_buffers() { parts.len() } else { 1 } {
+                self.add_step_node(producer, program, (&name, *step, n), (*kernel, table, by_length), group);
             }
         }
     }
@@ -210,6 +239,7 @@ impl Planner<'_> {
             reads: Self::scalar_reads(program, group_name),
             writes: BTreeSet::new(),
             overwrites: None,
+            instead_of: None,
             evaluates: false,
             loc: producer.loc.clone(),
         }
@@ -221,7 +251,7 @@ impl Planner<'_> {
         producer: &Producer,
         program: &Program,
         (name, step, n): (&str, ProducerStep, usize),
-        (kernel, table): (usize, &Table),
+        (kernel, table, by_length): (usize, &Table, bool),
         group: Option<&Group>,
     ) {
         let parts = self.producer_parts(producer, group);
@@ -230,8 +260,12 @@ impl Planner<'_> {
         if !step.reads_buffers() {
             node.args = self.scalar_args(program, group.map(|g| g.name.as_str()));
             node.needs.clear();
-            node.count = NodeCount::None;
+            // Whether there is anything to join hangs on the length too.
+            if !by_length {
+                node.count = NodeCount::None;
+            }
         }
+        node.instead_of = by_length.then(|| name.to_owned());
         node.parts = Some(parts.len());
         for (buffer, _, access) in tables(step, table) {
             // A step writes the rows of its own part, and reads those of all.
@@ -333,6 +367,13 @@ fn tables(step: ProducerStep, table: &Table) -> Vec<(&'static str, Memory, Acces
 }
 
 impl ProducerStep {
+    /// The steps over many elements, in order.
+    fn of_many(table: &Table) -> Vec<Self> {
+        let ranks = [Self::Settle, Self::Exponents, Self::Refine];
+        let ranks = ranks.into_iter().filter(|_| table.quantiles > 0);
+        [Self::Count].into_iter().chain(ranks).chain([Self::Finish]).collect()
+    }
+
     /// Its part of a kernel's symbol; nothing where one kernel does it all.
     fn name(self) -> &'static str {
         match self {
@@ -342,6 +383,24 @@ impl ProducerStep {
             ProducerStep::Exponents => "exponents",
             ProducerStep::Refine => "refine",
             ProducerStep::Finish => "finish",
+        }
+    }
+
+    /// Threads of its blocks; a bin a thread at least where it ranks.
+    fn threads(self) -> u32 {
+        match self {
+            ProducerStep::Count => 2 * ELEMENT_THREADS,
+            ProducerStep::Settle => 4 * ELEMENT_THREADS,
+            _ => ELEMENT_THREADS,
+        }
+    }
+
+    /// Elements that a thread reads before it counts them.
+    pub fn unroll(self) -> usize {
+        match self {
+            // One block's reads are all on the way at once where the buffer is small.
+            ProducerStep::Whole => 16,
+            _ => 8,
         }
     }
 

@@ -163,6 +163,7 @@ impl Planner<'_> {
             reads: Self::scalar_reads(program, None),
             writes: BTreeSet::new(),
             overwrites: None,
+            instead_of: None,
             evaluates: what == "forward",
             loc: stage.loc.clone(),
         });
@@ -312,6 +313,7 @@ impl Planner<'_> {
             reads: Vec::new(),
             writes: BTreeSet::new(),
             overwrites: None,
+            instead_of: None,
             evaluates: false,
             loc: network.loc.clone(),
         });

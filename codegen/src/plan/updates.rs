@@ -158,6 +158,7 @@ impl Planner<'_> {
             reads,
             writes,
             overwrites: changed(update, part).cloned(),
+            instead_of: None,
             evaluates,
             loc: update.loc.clone(),
         });

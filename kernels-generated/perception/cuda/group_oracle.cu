@@ -53,11 +53,11 @@ UNIO_KERNEL(256) perception_group_oracle(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, counted, 2048);
-    UNIO_SHARED(int, found, 3072);
-    UNIO_SHARED(int, counts_0, 3088);
-    UNIO_SHARED(int, counts_1, 11280);
-    UNIO_SHARED(int, counts_2, 19472);
+    UNIO_SHARED(int, counted, 256);
+    UNIO_SHARED(int, found, 1408);
+    UNIO_SHARED(int, counts_0, 1424);
+    UNIO_SHARED(int, counts_1, 9616);
+    UNIO_SHARED(int, counts_2, 17808);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
@@ -70,118 +70,133 @@ UNIO_KERNEL(256) perception_group_oracle(
     double acc_4 = 0.0;
     double acc_6 = 0.0;
     float acc_5 = -unio_inf();
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
-    for (int first = 0; first < n; first += 256) {
-        const int e = int(first) + threadIdx.x;
-        int counts_0_bin = UNIO_BINS;
-        int counts_1_bin = UNIO_BINS;
-        int counts_2_bin = UNIO_BINS;
-        if (e < n) {
-            acc_3 = acc_3 + (double(w[e]) * double(g[e]));
-            acc_4 = acc_4 + (double(w[e]) * double(w[e]));
-            acc_6 = acc_6 + double(real(unio_isfinite(w[e]) ? 1 : 1));
-            acc_5 = unio_max(acc_5, float(unio_abs(w[e])));
-            const float counts_0_value = unio_abs(w[e]);
-            counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
-            const float counts_1_value = unio_abs(m[e]);
-            counts_1_bin = unio_isfinite(counts_1_value) ? int(__float_as_uint(counts_1_value) >> 23) : UNIO_BINS;
-            const float counts_2_value = unio_abs(v[e]);
-            counts_2_bin = unio_isfinite(counts_2_value) ? int(__float_as_uint(counts_2_value) >> 23) : UNIO_BINS;
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        float counts_0_value[16];
+        float counts_1_value[16];
+        float counts_2_value[16];
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            counts_1_value[k] = unio_nan();
+            counts_2_value[k] = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                acc_3 = acc_3 + (double(w[e]) * double(g[e]));
+                acc_4 = acc_4 + (double(w[e]) * double(w[e]));
+                acc_6 = acc_6 + double(real(unio_isfinite(w[e]) ? 1 : 1));
+                acc_5 = unio_max(acc_5, float(unio_abs(w[e])));
+                counts_0_value[k] = unio_abs(w[e]);
+                counts_1_value[k] = unio_abs(m[e]);
+                counts_2_value[k] = unio_abs(v[e]);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
-        unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
-        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+        // Quantiles count the exponents of finite values.
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            if (first + k * step < unsigned(n)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+                unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
+                unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, unio_exponent(counts_2_value[k]), lane);
+            }
+        }
     }
     const double total_3 = unio_block_sum(acc_3, partial);
     const double total_4 = unio_block_sum(acc_4, partial);
     const double total_6 = unio_block_sum(acc_6, partial);
     const double total_5 = unio_block_max(acc_5, partial);
 
-
     // stat_0: the exponent that holds the rank, then the top mantissa bits under that exponent.
     __syncthreads();
     unio_scan(counts_0, counted);
     const int stat_0_finite = counted[UNIO_BINS - 1];
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    unio_find(counted, stat_0_rank, found);
+    unio_find<UNIO_BINS>(counted, stat_0_rank, found);
     const int stat_0_exponent = found[0];
     const int stat_0_below = found[1];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
     }
     __syncthreads();
-    for (int first = 0; first < n; first += 256) {
-        const int e = first + threadIdx.x;
-        int bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_0_value = unio_abs(w[e]);
-            const unsigned bits = __float_as_uint(counts_0_value);
-            const bool inside = unio_isfinite(counts_0_value) && int(bits >> 23) == stat_0_exponent;
-            bin = inside ? int(bits >> 15 & 255u) : UNIO_BINS;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            float counts_0_value = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value = unio_abs(w[e]);
+            }
+            const int bin = unio_mantissa(counts_0_value, stat_0_exponent);
+            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, bin, lane);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, bin, lane);
     }
     __syncthreads();
     unio_scan(counts_0, counted);
-    unio_find(counted, stat_0_rank - stat_0_below, found);
+    unio_find<UNIO_BINS>(counted, stat_0_rank - stat_0_below, found);
     const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
-
 
     // stat_1: the exponent that holds the rank, then the top mantissa bits under that exponent.
     __syncthreads();
     unio_scan(counts_1, counted);
     const int stat_1_finite = counted[UNIO_BINS - 1];
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
-    unio_find(counted, stat_1_rank, found);
+    unio_find<UNIO_BINS>(counted, stat_1_rank, found);
     const int stat_1_exponent = found[0];
     const int stat_1_below = found[1];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_1[bin] = 0;
     }
     __syncthreads();
-    for (int first = 0; first < n; first += 256) {
-        const int e = first + threadIdx.x;
-        int bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_1_value = unio_abs(m[e]);
-            const unsigned bits = __float_as_uint(counts_1_value);
-            const bool inside = unio_isfinite(counts_1_value) && int(bits >> 23) == stat_1_exponent;
-            bin = inside ? int(bits >> 15 & 255u) : UNIO_BINS;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            float counts_1_value = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_1_value = unio_abs(m[e]);
+            }
+            const int bin = unio_mantissa(counts_1_value, stat_1_exponent);
+            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, bin, lane);
+            }
         }
-        unio_count(counts_1 + warp * UNIO_BINS, bin, lane);
     }
     __syncthreads();
     unio_scan(counts_1, counted);
-    unio_find(counted, stat_1_rank - stat_1_below, found);
+    unio_find<UNIO_BINS>(counted, stat_1_rank - stat_1_below, found);
     const float stat_1_value = unio_bin_value(stat_1_exponent, found[0], stat_1_rank - stat_1_below - found[1], found[2]);
-
 
     // stat_2: the exponent that holds the rank, then the top mantissa bits under that exponent.
     __syncthreads();
     unio_scan(counts_2, counted);
     const int stat_2_finite = counted[UNIO_BINS - 1];
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
-    unio_find(counted, stat_2_rank, found);
+    unio_find<UNIO_BINS>(counted, stat_2_rank, found);
     const int stat_2_exponent = found[0];
     const int stat_2_below = found[1];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_2[bin] = 0;
     }
     __syncthreads();
-    for (int first = 0; first < n; first += 256) {
-        const int e = first + threadIdx.x;
-        int bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_2_value = unio_abs(v[e]);
-            const unsigned bits = __float_as_uint(counts_2_value);
-            const bool inside = unio_isfinite(counts_2_value) && int(bits >> 23) == stat_2_exponent;
-            bin = inside ? int(bits >> 15 & 255u) : UNIO_BINS;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            float counts_2_value = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_2_value = unio_abs(v[e]);
+            }
+            const int bin = unio_mantissa(counts_2_value, stat_2_exponent);
+            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, bin, lane);
+            }
         }
-        unio_count(counts_2 + warp * UNIO_BINS, bin, lane);
     }
     __syncthreads();
     unio_scan(counts_2, counted);
-    unio_find(counted, stat_2_rank - stat_2_below, found);
+    unio_find<UNIO_BINS>(counted, stat_2_rank - stat_2_below, found);
     const float stat_2_value = unio_bin_value(stat_2_exponent, found[0], stat_2_rank - stat_2_below - found[1], found[2]);
 
     if (threadIdx.x == 0 && n > 0) {

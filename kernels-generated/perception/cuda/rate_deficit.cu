@@ -36,11 +36,15 @@ UNIO_KERNEL(256) perception_rate_deficit(
 ) {
     UNIO_SHARED(double, partial, 0);
     double acc_0 = 0.0;
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
-    for (int first = 0; first < n; first += 256) {
-        const int e = int(first) + threadIdx.x;
-        if (e < n) {
-            acc_0 = acc_0 + double(real(engaged[e]));
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                acc_0 = acc_0 + double(real(engaged[e]));
+            }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

@@ -38,9 +38,9 @@ UNIO_KERNEL(256) perception_trunk_state(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, counted, 2048);
-    UNIO_SHARED(int, found, 3072);
-    UNIO_SHARED(int, counts_0, 3088);
+    UNIO_SHARED(int, counted, 256);
+    UNIO_SHARED(int, found, 1408);
+    UNIO_SHARED(int, counts_0, 1424);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
@@ -48,46 +48,57 @@ UNIO_KERNEL(256) perception_trunk_state(
     }
     __syncthreads();
     double acc_1 = 0.0;
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
-    for (int first = 0; first < n; first += 256) {
-        const int e = int(first) + threadIdx.x;
-        int counts_0_bin = UNIO_BINS;
-        if (e < n) {
-            acc_1 = acc_1 + (double(h[e]) * double(h[e]));
-            const float counts_0_value = unio_abs(h[e]);
-            counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        float counts_0_value[16];
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                acc_1 = acc_1 + (double(h[e]) * double(h[e]));
+                counts_0_value[k] = unio_abs(h[e]);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+        // Quantiles count the exponents of finite values.
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            if (first + k * step < unsigned(n)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+            }
+        }
     }
     const double total_1 = unio_block_sum(acc_1, partial);
-
 
     // stat_0: the exponent that holds the rank, then the top mantissa bits under that exponent.
     __syncthreads();
     unio_scan(counts_0, counted);
     const int stat_0_finite = counted[UNIO_BINS - 1];
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    unio_find(counted, stat_0_rank, found);
+    unio_find<UNIO_BINS>(counted, stat_0_rank, found);
     const int stat_0_exponent = found[0];
     const int stat_0_below = found[1];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
     }
     __syncthreads();
-    for (int first = 0; first < n; first += 256) {
-        const int e = first + threadIdx.x;
-        int bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_0_value = unio_abs(h[e]);
-            const unsigned bits = __float_as_uint(counts_0_value);
-            const bool inside = unio_isfinite(counts_0_value) && int(bits >> 23) == stat_0_exponent;
-            bin = inside ? int(bits >> 15 & 255u) : UNIO_BINS;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            float counts_0_value = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value = unio_abs(h[e]);
+            }
+            const int bin = unio_mantissa(counts_0_value, stat_0_exponent);
+            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, bin, lane);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, bin, lane);
     }
     __syncthreads();
     unio_scan(counts_0, counted);
-    unio_find(counted, stat_0_rank - stat_0_below, found);
+    unio_find<UNIO_BINS>(counted, stat_0_rank - stat_0_below, found);
     const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
 
     if (threadIdx.x == 0 && n > 0) {

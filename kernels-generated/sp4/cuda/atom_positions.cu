@@ -25,20 +25,35 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
 // From `atom_positions` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_atom_positions_count(
+UNIO_KERNEL(256) sp4_atom_positions(
     UNIO_IN(real, z0),
     UNIO_IN(real, z1),
     UNIO_IN(real, z2),
     UNIO_IN(real, z3),
-    UNIO_OUT(int, rows_),
-    UNIO_IN(int, brackets_),
+    UNIO_INOUT(float, atom_pos_bound_b0_slot),
+    UNIO_INOUT(float, atom_pos_bound_b0_observed),
+    UNIO_INOUT(float, atom_pos_bound_b0_smoothing),
+    UNIO_INOUT(int, atom_pos_bound_b0_skipped),
+    UNIO_INOUT(float, atom_pos_bound_b1_slot),
+    UNIO_INOUT(float, atom_pos_bound_b1_observed),
+    UNIO_INOUT(float, atom_pos_bound_b1_smoothing),
+    UNIO_INOUT(int, atom_pos_bound_b1_skipped),
+    UNIO_INOUT(float, atom_pos_bound_b2_slot),
+    UNIO_INOUT(float, atom_pos_bound_b2_observed),
+    UNIO_INOUT(float, atom_pos_bound_b2_smoothing),
+    UNIO_INOUT(int, atom_pos_bound_b2_skipped),
+    UNIO_INOUT(float, atom_pos_bound_b3_slot),
+    UNIO_INOUT(float, atom_pos_bound_b3_observed),
+    UNIO_INOUT(float, atom_pos_bound_b3_smoothing),
+    UNIO_INOUT(int, atom_pos_bound_b3_skipped),
     int n
 ) {
-    UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, counts_0, 2048);
-    UNIO_SHARED(int, counts_1, 10240);
-    UNIO_SHARED(int, counts_2, 18432);
-    UNIO_SHARED(int, counts_3, 26624);
+    UNIO_SHARED(int, counted, 0);
+    UNIO_SHARED(int, found, 1152);
+    UNIO_SHARED(int, counts_0, 1168);
+    UNIO_SHARED(int, counts_1, 9360);
+    UNIO_SHARED(int, counts_2, 17552);
+    UNIO_SHARED(int, counts_3, 25744);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
@@ -48,201 +63,414 @@ UNIO_KERNEL(256) sp4_atom_positions_count(
         counts_3[bin] = 0;
     }
     __syncthreads();
-    const int counts_0_window = brackets_[0];
-    int counts_0_finite = 0;
-    int counts_0_above = 0;
-    const int counts_1_window = brackets_[8];
-    int counts_1_finite = 0;
-    int counts_1_above = 0;
-    const int counts_2_window = brackets_[16];
-    int counts_2_finite = 0;
-    int counts_2_above = 0;
-    const int counts_3_window = brackets_[24];
-    int counts_3_finite = 0;
-    int counts_3_above = 0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
-    // count the values near the last answer, and how many lie above.
-    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-        float counts_0_value[8];
-        float counts_1_value[8];
-        float counts_2_value[8];
-        float counts_3_value[8];
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const long long e = first + k * 256 + threadIdx.x;
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        float counts_0_value[16];
+        float counts_1_value[16];
+        float counts_2_value[16];
+        float counts_3_value[16];
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
             counts_0_value[k] = unio_nan();
             counts_1_value[k] = unio_nan();
             counts_2_value[k] = unio_nan();
             counts_3_value[k] = unio_nan();
-            if (e < n) {
+            if (place < unsigned(n)) {
+                const int e = int(place);
                 counts_0_value[k] = unio_abs(z0[e]);
                 counts_1_value[k] = unio_abs(z1[e]);
                 counts_2_value[k] = unio_abs(z2[e]);
                 counts_3_value[k] = unio_abs(z3[e]);
             }
         }
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            int counts_0_bin = UNIO_BINS;
-            if (unio_isfinite(counts_0_value[k])) {
-                const int place = int(__float_as_uint(counts_0_value[k]) >> 15) - counts_0_window;
-                counts_0_finite += 1;
-                counts_0_above += place >= UNIO_BINS ? 1 : 0;
-                counts_0_bin = place < 0 ? UNIO_BINS : place;
-            }
-            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
-                unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
-            }
-            int counts_1_bin = UNIO_BINS;
-            if (unio_isfinite(counts_1_value[k])) {
-                const int place = int(__float_as_uint(counts_1_value[k]) >> 15) - counts_1_window;
-                counts_1_finite += 1;
-                counts_1_above += place >= UNIO_BINS ? 1 : 0;
-                counts_1_bin = place < 0 ? UNIO_BINS : place;
-            }
-            if (__any_sync(0xffffffffu, counts_1_bin < UNIO_BINS)) {
-                unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
-            }
-            int counts_2_bin = UNIO_BINS;
-            if (unio_isfinite(counts_2_value[k])) {
-                const int place = int(__float_as_uint(counts_2_value[k]) >> 15) - counts_2_window;
-                counts_2_finite += 1;
-                counts_2_above += place >= UNIO_BINS ? 1 : 0;
-                counts_2_bin = place < 0 ? UNIO_BINS : place;
-            }
-            if (__any_sync(0xffffffffu, counts_2_bin < UNIO_BINS)) {
-                unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
-            }
-            int counts_3_bin = UNIO_BINS;
-            if (unio_isfinite(counts_3_value[k])) {
-                const int place = int(__float_as_uint(counts_3_value[k]) >> 15) - counts_3_window;
-                counts_3_finite += 1;
-                counts_3_above += place >= UNIO_BINS ? 1 : 0;
-                counts_3_bin = place < 0 ? UNIO_BINS : place;
-            }
-            if (__any_sync(0xffffffffu, counts_3_bin < UNIO_BINS)) {
-                unio_count(counts_3 + warp * UNIO_BINS, counts_3_bin, lane);
+        // Quantiles count the exponents of finite values.
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            if (first + k * step < unsigned(n)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+                unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
+                unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, unio_exponent(counts_2_value[k]), lane);
+                unio_count<UNIO_BINS>(counts_3 + warp * UNIO_BINS, unio_exponent(counts_3_value[k]), lane);
             }
         }
     }
 
-    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
-    int* const row = rows_ + size_t(blockIdx.x) * 1036;
-    const int counts_0_finite_total = int(unio_block_sum(double(counts_0_finite), partial));
-    const int counts_0_above_total = int(unio_block_sum(double(counts_0_above), partial));
-    const int counts_1_finite_total = int(unio_block_sum(double(counts_1_finite), partial));
-    const int counts_1_above_total = int(unio_block_sum(double(counts_1_above), partial));
-    const int counts_2_finite_total = int(unio_block_sum(double(counts_2_finite), partial));
-    const int counts_2_above_total = int(unio_block_sum(double(counts_2_above), partial));
-    const int counts_3_finite_total = int(unio_block_sum(double(counts_3_finite), partial));
-    const int counts_3_above_total = int(unio_block_sum(double(counts_3_above), partial));
-    if (threadIdx.x == 0) {
-        int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-            seen += n - first < 2048 ? int(n - first) : 2048;
-        }
-        row[0] = seen;
-        row[1] = gridDim.x;
-        row[4] = counts_0_finite_total;
-        row[5] = counts_0_above_total;
-        row[6] = counts_1_finite_total;
-        row[7] = counts_1_above_total;
-        row[8] = counts_2_finite_total;
-        row[9] = counts_2_above_total;
-        row[10] = counts_3_finite_total;
-        row[11] = counts_3_above_total;
+    // stat_0: the exponent that holds the rank, then the top mantissa bits under that exponent.
+    __syncthreads();
+    unio_scan(counts_0, counted);
+    const int stat_0_finite = counted[UNIO_BINS - 1];
+    const int stat_0_rank = unio_rank(0.99, stat_0_finite);
+    unio_find<UNIO_BINS>(counted, stat_0_rank, found);
+    const int stat_0_exponent = found[0];
+    const int stat_0_below = found[1];
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_0[bin] = 0;
     }
-    row[12 + threadIdx.x] = unio_total(counts_0);
-    row[268 + threadIdx.x] = unio_total(counts_1);
-    row[524 + threadIdx.x] = unio_total(counts_2);
-    row[780 + threadIdx.x] = unio_total(counts_3);
+    __syncthreads();
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            float counts_0_value = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value = unio_abs(z0[e]);
+            }
+            const int bin = unio_mantissa(counts_0_value, stat_0_exponent);
+            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, bin, lane);
+            }
+        }
+    }
+    __syncthreads();
+    unio_scan(counts_0, counted);
+    unio_find<UNIO_BINS>(counted, stat_0_rank - stat_0_below, found);
+    const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
+
+    // stat_1: the exponent that holds the rank, then the top mantissa bits under that exponent.
+    __syncthreads();
+    unio_scan(counts_1, counted);
+    const int stat_1_finite = counted[UNIO_BINS - 1];
+    const int stat_1_rank = unio_rank(0.99, stat_1_finite);
+    unio_find<UNIO_BINS>(counted, stat_1_rank, found);
+    const int stat_1_exponent = found[0];
+    const int stat_1_below = found[1];
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_1[bin] = 0;
+    }
+    __syncthreads();
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            float counts_1_value = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_1_value = unio_abs(z1[e]);
+            }
+            const int bin = unio_mantissa(counts_1_value, stat_1_exponent);
+            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, bin, lane);
+            }
+        }
+    }
+    __syncthreads();
+    unio_scan(counts_1, counted);
+    unio_find<UNIO_BINS>(counted, stat_1_rank - stat_1_below, found);
+    const float stat_1_value = unio_bin_value(stat_1_exponent, found[0], stat_1_rank - stat_1_below - found[1], found[2]);
+
+    // stat_2: the exponent that holds the rank, then the top mantissa bits under that exponent.
+    __syncthreads();
+    unio_scan(counts_2, counted);
+    const int stat_2_finite = counted[UNIO_BINS - 1];
+    const int stat_2_rank = unio_rank(0.99, stat_2_finite);
+    unio_find<UNIO_BINS>(counted, stat_2_rank, found);
+    const int stat_2_exponent = found[0];
+    const int stat_2_below = found[1];
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_2[bin] = 0;
+    }
+    __syncthreads();
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            float counts_2_value = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_2_value = unio_abs(z2[e]);
+            }
+            const int bin = unio_mantissa(counts_2_value, stat_2_exponent);
+            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, bin, lane);
+            }
+        }
+    }
+    __syncthreads();
+    unio_scan(counts_2, counted);
+    unio_find<UNIO_BINS>(counted, stat_2_rank - stat_2_below, found);
+    const float stat_2_value = unio_bin_value(stat_2_exponent, found[0], stat_2_rank - stat_2_below - found[1], found[2]);
+
+    // stat_3: the exponent that holds the rank, then the top mantissa bits under that exponent.
+    __syncthreads();
+    unio_scan(counts_3, counted);
+    const int stat_3_finite = counted[UNIO_BINS - 1];
+    const int stat_3_rank = unio_rank(0.99, stat_3_finite);
+    unio_find<UNIO_BINS>(counted, stat_3_rank, found);
+    const int stat_3_exponent = found[0];
+    const int stat_3_below = found[1];
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_3[bin] = 0;
+    }
+    __syncthreads();
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            float counts_3_value = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_3_value = unio_abs(z3[e]);
+            }
+            const int bin = unio_mantissa(counts_3_value, stat_3_exponent);
+            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_3 + warp * UNIO_BINS, bin, lane);
+            }
+        }
+    }
+    __syncthreads();
+    unio_scan(counts_3, counted);
+    unio_find<UNIO_BINS>(counted, stat_3_rank - stat_3_below, found);
+    const float stat_3_value = unio_bin_value(stat_3_exponent, found[0], stat_3_rank - stat_3_below - found[1], found[2]);
+
+    if (threadIdx.x == 0 && n > 0) {
+        const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
+        const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
+        const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
+        const real stat_3 = stat_3_finite > 0 ? stat_3_value : unio_nan();
+        const real atom_pos_bound_b0_x = stat_0;
+        atom_pos_bound_b0_observed[0] = atom_pos_bound_b0_x;
+        if (unio_isfinite(atom_pos_bound_b0_x)) {
+            pearl_ad_law(atom_pos_bound_b0_x, atom_pos_bound_b0_slot, atom_pos_bound_b0_smoothing);
+        } else {
+            atom_pos_bound_b0_skipped[0] = atom_pos_bound_b0_skipped[0] + 1;
+        }
+        const real atom_pos_bound_b1_x = stat_1;
+        atom_pos_bound_b1_observed[0] = atom_pos_bound_b1_x;
+        if (unio_isfinite(atom_pos_bound_b1_x)) {
+            pearl_ad_law(atom_pos_bound_b1_x, atom_pos_bound_b1_slot, atom_pos_bound_b1_smoothing);
+        } else {
+            atom_pos_bound_b1_skipped[0] = atom_pos_bound_b1_skipped[0] + 1;
+        }
+        const real atom_pos_bound_b2_x = stat_2;
+        atom_pos_bound_b2_observed[0] = atom_pos_bound_b2_x;
+        if (unio_isfinite(atom_pos_bound_b2_x)) {
+            pearl_ad_law(atom_pos_bound_b2_x, atom_pos_bound_b2_slot, atom_pos_bound_b2_smoothing);
+        } else {
+            atom_pos_bound_b2_skipped[0] = atom_pos_bound_b2_skipped[0] + 1;
+        }
+        const real atom_pos_bound_b3_x = stat_3;
+        atom_pos_bound_b3_observed[0] = atom_pos_bound_b3_x;
+        if (unio_isfinite(atom_pos_bound_b3_x)) {
+            pearl_ad_law(atom_pos_bound_b3_x, atom_pos_bound_b3_slot, atom_pos_bound_b3_smoothing);
+        } else {
+            atom_pos_bound_b3_skipped[0] = atom_pos_bound_b3_skipped[0] + 1;
+        }
+    }
 }
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
 // From `atom_positions` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_atom_positions_settle(
+UNIO_KERNEL(512) sp4_atom_positions_count(
+    UNIO_IN(real, z0),
+    UNIO_IN(real, z1),
+    UNIO_IN(real, z2),
+    UNIO_IN(real, z3),
+    UNIO_OUT(int, rows_),
+    UNIO_IN(int, brackets_),
+    int n
+) {
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counts_0, 2048);
+    UNIO_SHARED(int, counts_1, 6144);
+    UNIO_SHARED(int, counts_2, 10240);
+    UNIO_SHARED(int, counts_3, 14336);
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    for (int bin = threadIdx.x; bin < 1024; bin += 512) {
+        counts_0[bin] = 0;
+        counts_1[bin] = 0;
+        counts_2[bin] = 0;
+        counts_3[bin] = 0;
+    }
+    __syncthreads();
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_0_window = unio_window(brackets_[0]);
+    int counts_0_beyond = 0;
+    int counts_0_not_finite = 0;
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_1_window = unio_window(brackets_[8]);
+    int counts_1_beyond = 0;
+    int counts_1_not_finite = 0;
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_2_window = unio_window(brackets_[16]);
+    int counts_2_beyond = 0;
+    int counts_2_not_finite = 0;
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_3_window = unio_window(brackets_[24]);
+    int counts_3_beyond = 0;
+    int counts_3_not_finite = 0;
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        float counts_1_value[8];
+        float counts_2_value[8];
+        float counts_3_value[8];
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = 0.0f;
+            counts_1_value[k] = 0.0f;
+            counts_2_value[k] = 0.0f;
+            counts_3_value[k] = 0.0f;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value[k] = unio_abs(z0[e]);
+                counts_1_value[k] = unio_abs(z1[e]);
+                counts_2_value[k] = unio_abs(z2[e]);
+                counts_3_value[k] = unio_abs(z3[e]);
+            }
+        }
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
+            if (__any_sync(0xffffffffu, counts_0_bin >= 0)) {
+                counts_0_beyond += counts_0_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_0_not_finite += counts_0_bin >= UNIO_NOT_FINITE - counts_0_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_0 + warp * UNIO_WINDOW, counts_0_bin, lane);
+            }
+            const int counts_1_bin = unio_key(counts_1_value[k]) - counts_1_window;
+            if (__any_sync(0xffffffffu, counts_1_bin >= 0)) {
+                counts_1_beyond += counts_1_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_1_not_finite += counts_1_bin >= UNIO_NOT_FINITE - counts_1_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_1 + warp * UNIO_WINDOW, counts_1_bin, lane);
+            }
+            const int counts_2_bin = unio_key(counts_2_value[k]) - counts_2_window;
+            if (__any_sync(0xffffffffu, counts_2_bin >= 0)) {
+                counts_2_beyond += counts_2_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_2_not_finite += counts_2_bin >= UNIO_NOT_FINITE - counts_2_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_2 + warp * UNIO_WINDOW, counts_2_bin, lane);
+            }
+            const int counts_3_bin = unio_key(counts_3_value[k]) - counts_3_window;
+            if (__any_sync(0xffffffffu, counts_3_bin >= 0)) {
+                counts_3_beyond += counts_3_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_3_not_finite += counts_3_bin >= UNIO_NOT_FINITE - counts_3_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_3 + warp * UNIO_WINDOW, counts_3_bin, lane);
+            }
+        }
+    }
+
+    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
+    int* const row = rows_ + size_t(blockIdx.x) * 268;
+    __syncthreads();
+    const int counts_0_not_finite_total = unio_block_sum(counts_0_not_finite, joined);
+    const int counts_0_beyond_total = unio_block_sum(counts_0_beyond, joined);
+    const int counts_1_not_finite_total = unio_block_sum(counts_1_not_finite, joined);
+    const int counts_1_beyond_total = unio_block_sum(counts_1_beyond, joined);
+    const int counts_2_not_finite_total = unio_block_sum(counts_2_not_finite, joined);
+    const int counts_2_beyond_total = unio_block_sum(counts_2_beyond, joined);
+    const int counts_3_not_finite_total = unio_block_sum(counts_3_not_finite, joined);
+    const int counts_3_beyond_total = unio_block_sum(counts_3_beyond, joined);
+    if (threadIdx.x == 0) {
+        row[0] = n;
+        row[1] = gridDim.x;
+        row[4] = counts_0_not_finite_total;
+        row[5] = counts_0_beyond_total - counts_0_not_finite_total;
+        row[6] = counts_1_not_finite_total;
+        row[7] = counts_1_beyond_total - counts_1_not_finite_total;
+        row[8] = counts_2_not_finite_total;
+        row[9] = counts_2_beyond_total - counts_2_not_finite_total;
+        row[10] = counts_3_not_finite_total;
+        row[11] = counts_3_beyond_total - counts_3_not_finite_total;
+    }
+    if (threadIdx.x < UNIO_WINDOW) {
+        row[12 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_0);
+        row[76 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_1);
+        row[140 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_2);
+        row[204 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_3);
+    }
+}
+
+// Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
+// From `atom_positions` in specs/sp4/producers.toml.
+UNIO_KERNEL(1024) sp4_atom_positions_settle(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
-    int parts
+    int parts,
+    int n
 ) {
-    UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, counted, 2048);
-    UNIO_SHARED(int, found, 3072);
-    // stat_0: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    {
-        const int finite = int(unio_block_sum(unio_count_rows(rows_, 1036, 4, parts), partial));
-        const int above = int(unio_block_sum(unio_count_rows(rows_, 1036, 5, parts), partial));
-        unio_prefix(unio_column(rows_, 1036, 12, parts), counted);
-        const int inside = counted[UNIO_BINS - 1];
-        const int below = finite - above - inside;
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counted, 4096);
+    UNIO_SHARED(int, found, 5248);
+    // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    if (blockIdx.x == 0) {
+        const int window = unio_window(brackets_[0]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 268, 5, parts), joined);
+        const int finite = n
+            - unio_block_sum(unio_count_rows(rows_, 268, 4, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 12, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
-        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
-        unio_find(counted, rank - below, found);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
         if (threadIdx.x == 0) {
-            brackets_[1] = settled ? 1 : 0;
-            brackets_[2] = brackets_[0] + found[0];
-            brackets_[3] = below + found[1];
-            brackets_[4] = found[2];
+            brackets_[1] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[2] = lowest ? 0 : window + found[0];
+            brackets_[3] = lowest ? 0 : below + found[1];
+            brackets_[4] = lowest ? below : found[2];
             brackets_[5] = finite;
         }
-        __syncthreads();
     }
-    // stat_1: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    {
-        const int finite = int(unio_block_sum(unio_count_rows(rows_, 1036, 6, parts), partial));
-        const int above = int(unio_block_sum(unio_count_rows(rows_, 1036, 7, parts), partial));
-        unio_prefix(unio_column(rows_, 1036, 268, parts), counted);
-        const int inside = counted[UNIO_BINS - 1];
-        const int below = finite - above - inside;
+    if (blockIdx.x == 1) {
+        const int window = unio_window(brackets_[8]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 268, 7, parts), joined);
+        const int finite = n
+            - unio_block_sum(unio_count_rows(rows_, 268, 6, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 76, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
-        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
-        unio_find(counted, rank - below, found);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
         if (threadIdx.x == 0) {
-            brackets_[9] = settled ? 1 : 0;
-            brackets_[10] = brackets_[8] + found[0];
-            brackets_[11] = below + found[1];
-            brackets_[12] = found[2];
+            brackets_[9] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[10] = lowest ? 0 : window + found[0];
+            brackets_[11] = lowest ? 0 : below + found[1];
+            brackets_[12] = lowest ? below : found[2];
             brackets_[13] = finite;
         }
-        __syncthreads();
     }
-    // stat_2: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    {
-        const int finite = int(unio_block_sum(unio_count_rows(rows_, 1036, 8, parts), partial));
-        const int above = int(unio_block_sum(unio_count_rows(rows_, 1036, 9, parts), partial));
-        unio_prefix(unio_column(rows_, 1036, 524, parts), counted);
-        const int inside = counted[UNIO_BINS - 1];
-        const int below = finite - above - inside;
+    if (blockIdx.x == 2) {
+        const int window = unio_window(brackets_[16]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 268, 9, parts), joined);
+        const int finite = n
+            - unio_block_sum(unio_count_rows(rows_, 268, 8, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 140, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
-        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
-        unio_find(counted, rank - below, found);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
         if (threadIdx.x == 0) {
-            brackets_[17] = settled ? 1 : 0;
-            brackets_[18] = brackets_[16] + found[0];
-            brackets_[19] = below + found[1];
-            brackets_[20] = found[2];
+            brackets_[17] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[18] = lowest ? 0 : window + found[0];
+            brackets_[19] = lowest ? 0 : below + found[1];
+            brackets_[20] = lowest ? below : found[2];
             brackets_[21] = finite;
         }
-        __syncthreads();
     }
-    // stat_3: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    {
-        const int finite = int(unio_block_sum(unio_count_rows(rows_, 1036, 10, parts), partial));
-        const int above = int(unio_block_sum(unio_count_rows(rows_, 1036, 11, parts), partial));
-        unio_prefix(unio_column(rows_, 1036, 780, parts), counted);
-        const int inside = counted[UNIO_BINS - 1];
-        const int below = finite - above - inside;
+    if (blockIdx.x == 3) {
+        const int window = unio_window(brackets_[24]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 268, 11, parts), joined);
+        const int finite = n
+            - unio_block_sum(unio_count_rows(rows_, 268, 10, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 204, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
-        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
-        unio_find(counted, rank - below, found);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
         if (threadIdx.x == 0) {
-            brackets_[25] = settled ? 1 : 0;
-            brackets_[26] = brackets_[24] + found[0];
-            brackets_[27] = below + found[1];
-            brackets_[28] = found[2];
+            brackets_[25] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[26] = lowest ? 0 : window + found[0];
+            brackets_[27] = lowest ? 0 : below + found[1];
+            brackets_[28] = lowest ? below : found[2];
             brackets_[29] = finite;
         }
-        __syncthreads();
     }
 }
 
@@ -275,38 +503,40 @@ UNIO_KERNEL(256) sp4_atom_positions_exponents(
         counts_3[bin] = 0;
     }
     __syncthreads();
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        int counts_0_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_0_value = unio_abs(z0[e]);
-            counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        float counts_1_value[8];
+        float counts_2_value[8];
+        float counts_3_value[8];
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            counts_1_value[k] = unio_nan();
+            counts_2_value[k] = unio_nan();
+            counts_3_value[k] = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value[k] = unio_abs(z0[e]);
+                counts_1_value[k] = unio_abs(z1[e]);
+                counts_2_value[k] = unio_abs(z2[e]);
+                counts_3_value[k] = unio_abs(z3[e]);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
-        int counts_1_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_1_value = unio_abs(z1[e]);
-            counts_1_bin = unio_isfinite(counts_1_value) ? int(__float_as_uint(counts_1_value) >> 23) : UNIO_BINS;
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+            unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
+            unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, unio_exponent(counts_2_value[k]), lane);
+            unio_count<UNIO_BINS>(counts_3 + warp * UNIO_BINS, unio_exponent(counts_3_value[k]), lane);
         }
-        unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
-        int counts_2_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_2_value = unio_abs(z2[e]);
-            counts_2_bin = unio_isfinite(counts_2_value) ? int(__float_as_uint(counts_2_value) >> 23) : UNIO_BINS;
-        }
-        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
-        int counts_3_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_3_value = unio_abs(z3[e]);
-            counts_3_bin = unio_isfinite(counts_3_value) ? int(__float_as_uint(counts_3_value) >> 23) : UNIO_BINS;
-        }
-        unio_count(counts_3 + warp * UNIO_BINS, counts_3_bin, lane);
     }
     __syncthreads();
-    exponents_[size_t(blockIdx.x) * 1024 + 0 + threadIdx.x] = unio_total(counts_0);
-    exponents_[size_t(blockIdx.x) * 1024 + 256 + threadIdx.x] = unio_total(counts_1);
-    exponents_[size_t(blockIdx.x) * 1024 + 512 + threadIdx.x] = unio_total(counts_2);
-    exponents_[size_t(blockIdx.x) * 1024 + 768 + threadIdx.x] = unio_total(counts_3);
+    if (threadIdx.x < UNIO_BINS) {
+        exponents_[size_t(blockIdx.x) * 1024 + 0 + threadIdx.x] = unio_total<UNIO_BINS>(counts_0);
+        exponents_[size_t(blockIdx.x) * 1024 + 256 + threadIdx.x] = unio_total<UNIO_BINS>(counts_1);
+        exponents_[size_t(blockIdx.x) * 1024 + 512 + threadIdx.x] = unio_total<UNIO_BINS>(counts_2);
+        exponents_[size_t(blockIdx.x) * 1024 + 768 + threadIdx.x] = unio_total<UNIO_BINS>(counts_3);
+    }
 }
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
@@ -323,12 +553,13 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
     int parts,
     int n
 ) {
-    UNIO_SHARED(int, counted, 0);
-    UNIO_SHARED(int, found, 1024);
-    UNIO_SHARED(int, counts_0, 1040);
-    UNIO_SHARED(int, counts_1, 9232);
-    UNIO_SHARED(int, counts_2, 17424);
-    UNIO_SHARED(int, counts_3, 25616);
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counted, 1024);
+    UNIO_SHARED(int, found, 2176);
+    UNIO_SHARED(int, counts_0, 2192);
+    UNIO_SHARED(int, counts_1, 10384);
+    UNIO_SHARED(int, counts_2, 18576);
+    UNIO_SHARED(int, counts_3, 26768);
     // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
     const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0 && brackets_[25] != 0;
     if (settled) {
@@ -336,74 +567,79 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
     }
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 0, parts), counted);
-    unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
-    const int stat_0_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
-    }
-    __syncthreads();
-    unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 256, parts), counted);
-    unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
-    const int stat_1_exponent = found[0];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_1[bin] = 0;
-    }
-    __syncthreads();
-    unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 512, parts), counted);
-    unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
-    const int stat_2_exponent = found[0];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_2[bin] = 0;
-    }
-    __syncthreads();
-    unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 768, parts), counted);
-    unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
-    const int stat_3_exponent = found[0];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_3[bin] = 0;
     }
     __syncthreads();
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        int counts_0_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_0_value = unio_abs(z0[e]);
-            const unsigned counts_0_bits = __float_as_uint(counts_0_value);
-            const bool counts_0_inside = unio_isfinite(counts_0_value) && int(counts_0_bits >> 23) == stat_0_exponent;
-            counts_0_bin = counts_0_inside ? int(counts_0_bits >> 15 & 255u) : UNIO_BINS;
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 0, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
+    const int stat_0_exponent = found[0];
+    __syncthreads();
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 256, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[13]), found);
+    const int stat_1_exponent = found[0];
+    __syncthreads();
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 512, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[21]), found);
+    const int stat_2_exponent = found[0];
+    __syncthreads();
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 768, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[29]), found);
+    const int stat_3_exponent = found[0];
+    __syncthreads();
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        float counts_1_value[8];
+        float counts_2_value[8];
+        float counts_3_value[8];
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            counts_1_value[k] = unio_nan();
+            counts_2_value[k] = unio_nan();
+            counts_3_value[k] = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value[k] = unio_abs(z0[e]);
+                counts_1_value[k] = unio_abs(z1[e]);
+                counts_2_value[k] = unio_abs(z2[e]);
+                counts_3_value[k] = unio_abs(z3[e]);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
-        int counts_1_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_1_value = unio_abs(z1[e]);
-            const unsigned counts_1_bits = __float_as_uint(counts_1_value);
-            const bool counts_1_inside = unio_isfinite(counts_1_value) && int(counts_1_bits >> 23) == stat_1_exponent;
-            counts_1_bin = counts_1_inside ? int(counts_1_bits >> 15 & 255u) : UNIO_BINS;
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
+            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+            }
+            const int counts_1_bin = unio_mantissa(counts_1_value[k], stat_1_exponent);
+            if (__any_sync(0xffffffffu, counts_1_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
+            }
+            const int counts_2_bin = unio_mantissa(counts_2_value[k], stat_2_exponent);
+            if (__any_sync(0xffffffffu, counts_2_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+            }
+            const int counts_3_bin = unio_mantissa(counts_3_value[k], stat_3_exponent);
+            if (__any_sync(0xffffffffu, counts_3_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_3 + warp * UNIO_BINS, counts_3_bin, lane);
+            }
         }
-        unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
-        int counts_2_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_2_value = unio_abs(z2[e]);
-            const unsigned counts_2_bits = __float_as_uint(counts_2_value);
-            const bool counts_2_inside = unio_isfinite(counts_2_value) && int(counts_2_bits >> 23) == stat_2_exponent;
-            counts_2_bin = counts_2_inside ? int(counts_2_bits >> 15 & 255u) : UNIO_BINS;
-        }
-        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
-        int counts_3_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_3_value = unio_abs(z3[e]);
-            const unsigned counts_3_bits = __float_as_uint(counts_3_value);
-            const bool counts_3_inside = unio_isfinite(counts_3_value) && int(counts_3_bits >> 23) == stat_3_exponent;
-            counts_3_bin = counts_3_inside ? int(counts_3_bits >> 15 & 255u) : UNIO_BINS;
-        }
-        unio_count(counts_3 + warp * UNIO_BINS, counts_3_bin, lane);
     }
     __syncthreads();
-    refined_[size_t(blockIdx.x) * 1024 + 0 + threadIdx.x] = unio_total(counts_0);
-    refined_[size_t(blockIdx.x) * 1024 + 256 + threadIdx.x] = unio_total(counts_1);
-    refined_[size_t(blockIdx.x) * 1024 + 512 + threadIdx.x] = unio_total(counts_2);
-    refined_[size_t(blockIdx.x) * 1024 + 768 + threadIdx.x] = unio_total(counts_3);
+    if (threadIdx.x < UNIO_BINS) {
+        refined_[size_t(blockIdx.x) * 1024 + 0 + threadIdx.x] = unio_total<UNIO_BINS>(counts_0);
+        refined_[size_t(blockIdx.x) * 1024 + 256 + threadIdx.x] = unio_total<UNIO_BINS>(counts_1);
+        refined_[size_t(blockIdx.x) * 1024 + 512 + threadIdx.x] = unio_total<UNIO_BINS>(counts_2);
+        refined_[size_t(blockIdx.x) * 1024 + 768 + threadIdx.x] = unio_total<UNIO_BINS>(counts_3);
+    }
 }
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
@@ -429,18 +665,12 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     UNIO_INOUT(float, atom_pos_bound_b3_observed),
     UNIO_INOUT(float, atom_pos_bound_b3_smoothing),
     UNIO_INOUT(int, atom_pos_bound_b3_skipped),
-    int parts
+    int parts,
+    int n
 ) {
-    UNIO_SHARED(int, counted, 0);
-    UNIO_SHARED(int, found, 1024);
-    int seen = 0;
-    for (int part = 0; part < parts; ++part) {
-        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 1036;
-        for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 1036];
-        }
-    }
-    const int n = seen;
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counted, 1024);
+    UNIO_SHARED(int, found, 2176);
 
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
@@ -448,13 +678,15 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     const int stat_0_finite = brackets_[5];
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
     if (brackets_[1] == 0) {
-        unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 0, parts), counted);
-        unio_find(counted, stat_0_rank, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 0, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_0_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
-        unio_prefix(unio_refined(rows_, 1036, refined_, 1024, 0, parts), counted);
-        unio_find(counted, stat_0_rank - lower, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 0, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
         stat_0_key = exponent << 8 | found[0];
         stat_0_below = lower + found[1];
         stat_0_count = found[2];
@@ -463,7 +695,7 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     const float stat_0_value =
         unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
     if (threadIdx.x == 0 && stat_0_finite > 0) {
-        brackets_[0] = max(0, stat_0_key - UNIO_BINS / 2);
+        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
     }
 
     int stat_1_key = brackets_[10];
@@ -472,13 +704,15 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     const int stat_1_finite = brackets_[13];
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
     if (brackets_[9] == 0) {
-        unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 256, parts), counted);
-        unio_find(counted, stat_1_rank, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 256, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_1_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
-        unio_prefix(unio_refined(rows_, 1036, refined_, 1024, 256, parts), counted);
-        unio_find(counted, stat_1_rank - lower, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 256, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_1_rank - lower, found);
         stat_1_key = exponent << 8 | found[0];
         stat_1_below = lower + found[1];
         stat_1_count = found[2];
@@ -487,7 +721,7 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     const float stat_1_value =
         unio_bin_value(stat_1_key >> 8, stat_1_key & 255, stat_1_rank - stat_1_below, stat_1_count);
     if (threadIdx.x == 0 && stat_1_finite > 0) {
-        brackets_[8] = max(0, stat_1_key - UNIO_BINS / 2);
+        brackets_[8] = unio_window(stat_1_key - UNIO_WINDOW / 2);
     }
 
     int stat_2_key = brackets_[18];
@@ -496,13 +730,15 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     const int stat_2_finite = brackets_[21];
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
     if (brackets_[17] == 0) {
-        unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 512, parts), counted);
-        unio_find(counted, stat_2_rank, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 512, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_2_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
-        unio_prefix(unio_refined(rows_, 1036, refined_, 1024, 512, parts), counted);
-        unio_find(counted, stat_2_rank - lower, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 512, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_2_rank - lower, found);
         stat_2_key = exponent << 8 | found[0];
         stat_2_below = lower + found[1];
         stat_2_count = found[2];
@@ -511,7 +747,7 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     const float stat_2_value =
         unio_bin_value(stat_2_key >> 8, stat_2_key & 255, stat_2_rank - stat_2_below, stat_2_count);
     if (threadIdx.x == 0 && stat_2_finite > 0) {
-        brackets_[16] = max(0, stat_2_key - UNIO_BINS / 2);
+        brackets_[16] = unio_window(stat_2_key - UNIO_WINDOW / 2);
     }
 
     int stat_3_key = brackets_[26];
@@ -520,13 +756,15 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     const int stat_3_finite = brackets_[29];
     const int stat_3_rank = unio_rank(0.99, stat_3_finite);
     if (brackets_[25] == 0) {
-        unio_prefix(unio_refined(rows_, 1036, exponents_, 1024, 768, parts), counted);
-        unio_find(counted, stat_3_rank, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 768, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_3_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
-        unio_prefix(unio_refined(rows_, 1036, refined_, 1024, 768, parts), counted);
-        unio_find(counted, stat_3_rank - lower, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 768, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_3_rank - lower, found);
         stat_3_key = exponent << 8 | found[0];
         stat_3_below = lower + found[1];
         stat_3_count = found[2];
@@ -535,7 +773,7 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     const float stat_3_value =
         unio_bin_value(stat_3_key >> 8, stat_3_key & 255, stat_3_rank - stat_3_below, stat_3_count);
     if (threadIdx.x == 0 && stat_3_finite > 0) {
-        brackets_[24] = max(0, stat_3_key - UNIO_BINS / 2);
+        brackets_[24] = unio_window(stat_3_key - UNIO_WINDOW / 2);
     }
 
     if (threadIdx.x == 0 && n > 0) {

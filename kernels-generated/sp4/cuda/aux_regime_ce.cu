@@ -35,11 +35,15 @@ UNIO_KERNEL(256) sp4_aux_regime_ce(
 ) {
     UNIO_SHARED(double, partial, 0);
     float acc_0 = -unio_inf();
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
-    for (int first = 0; first < n; first += 256) {
-        const int e = int(first) + threadIdx.x;
-        if (e < n) {
-            acc_0 = unio_max(acc_0, float(l[e]));
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                acc_0 = unio_max(acc_0, float(l[e]));
+            }
         }
     }
     const double total_0 = unio_block_max(acc_0, partial);

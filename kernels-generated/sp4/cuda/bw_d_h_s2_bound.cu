@@ -25,95 +25,176 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Bound of the first gradient sanitiser: p99 of the magnitude of the gradient into the trunk state.
 // From `bw_d_h_s2_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_bw_d_h_s2_bound_count(
+UNIO_KERNEL(256) sp4_bw_d_h_s2_bound(
     UNIO_IN(real, d),
-    UNIO_OUT(int, rows_),
-    UNIO_IN(int, brackets_),
+    UNIO_INOUT(float, bw_d_h_s2_bound_slot),
+    UNIO_INOUT(float, bw_d_h_s2_bound_observed),
+    UNIO_INOUT(float, bw_d_h_s2_bound_smoothing),
+    UNIO_INOUT(int, bw_d_h_s2_bound_skipped),
     int n
 ) {
-    UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, counts_0, 2048);
+    UNIO_SHARED(int, counted, 0);
+    UNIO_SHARED(int, found, 1152);
+    UNIO_SHARED(int, counts_0, 1168);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
     }
     __syncthreads();
-    const int counts_0_window = brackets_[0];
-    int counts_0_finite = 0;
-    int counts_0_above = 0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
-    // count the values near the last answer, and how many lie above.
-    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-        float counts_0_value[8];
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const long long e = first + k * 256 + threadIdx.x;
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        float counts_0_value[16];
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
             counts_0_value[k] = unio_nan();
-            if (e < n) {
+            if (place < unsigned(n)) {
+                const int e = int(place);
                 counts_0_value[k] = unio_abs(d[e]);
             }
         }
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            int counts_0_bin = UNIO_BINS;
-            if (unio_isfinite(counts_0_value[k])) {
-                const int place = int(__float_as_uint(counts_0_value[k]) >> 15) - counts_0_window;
-                counts_0_finite += 1;
-                counts_0_above += place >= UNIO_BINS ? 1 : 0;
-                counts_0_bin = place < 0 ? UNIO_BINS : place;
-            }
-            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
-                unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+        // Quantiles count the exponents of finite values.
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            if (first + k * step < unsigned(n)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
             }
         }
     }
 
-    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
-    int* const row = rows_ + size_t(blockIdx.x) * 262;
-    const int counts_0_finite_total = int(unio_block_sum(double(counts_0_finite), partial));
-    const int counts_0_above_total = int(unio_block_sum(double(counts_0_above), partial));
-    if (threadIdx.x == 0) {
-        int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-            seen += n - first < 2048 ? int(n - first) : 2048;
-        }
-        row[0] = seen;
-        row[1] = gridDim.x;
-        row[4] = counts_0_finite_total;
-        row[5] = counts_0_above_total;
+    // stat_0: the exponent that holds the rank, then the top mantissa bits under that exponent.
+    __syncthreads();
+    unio_scan(counts_0, counted);
+    const int stat_0_finite = counted[UNIO_BINS - 1];
+    const int stat_0_rank = unio_rank(0.99, stat_0_finite);
+    unio_find<UNIO_BINS>(counted, stat_0_rank, found);
+    const int stat_0_exponent = found[0];
+    const int stat_0_below = found[1];
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_0[bin] = 0;
     }
-    row[6 + threadIdx.x] = unio_total(counts_0);
+    __syncthreads();
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            float counts_0_value = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value = unio_abs(d[e]);
+            }
+            const int bin = unio_mantissa(counts_0_value, stat_0_exponent);
+            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, bin, lane);
+            }
+        }
+    }
+    __syncthreads();
+    unio_scan(counts_0, counted);
+    unio_find<UNIO_BINS>(counted, stat_0_rank - stat_0_below, found);
+    const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
+
+    if (threadIdx.x == 0 && n > 0) {
+        const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
+        const real bw_d_h_s2_bound_x = stat_0;
+        bw_d_h_s2_bound_observed[0] = bw_d_h_s2_bound_x;
+        if (unio_isfinite(bw_d_h_s2_bound_x)) {
+            pearl_ad_law(bw_d_h_s2_bound_x, bw_d_h_s2_bound_slot, bw_d_h_s2_bound_smoothing);
+        } else {
+            bw_d_h_s2_bound_skipped[0] = bw_d_h_s2_bound_skipped[0] + 1;
+        }
+    }
 }
 
 // Bound of the first gradient sanitiser: p99 of the magnitude of the gradient into the trunk state.
 // From `bw_d_h_s2_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_bw_d_h_s2_bound_settle(
+UNIO_KERNEL(512) sp4_bw_d_h_s2_bound_count(
+    UNIO_IN(real, d),
+    UNIO_OUT(int, rows_),
+    UNIO_IN(int, brackets_),
+    int n
+) {
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counts_0, 2048);
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    for (int bin = threadIdx.x; bin < 1024; bin += 512) {
+        counts_0[bin] = 0;
+    }
+    __syncthreads();
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_0_window = unio_window(brackets_[0]);
+    int counts_0_beyond = 0;
+    int counts_0_not_finite = 0;
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = 0.0f;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value[k] = unio_abs(d[e]);
+            }
+        }
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
+            if (__any_sync(0xffffffffu, counts_0_bin >= 0)) {
+                counts_0_beyond += counts_0_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_0_not_finite += counts_0_bin >= UNIO_NOT_FINITE - counts_0_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_0 + warp * UNIO_WINDOW, counts_0_bin, lane);
+            }
+        }
+    }
+
+    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
+    int* const row = rows_ + size_t(blockIdx.x) * 70;
+    __syncthreads();
+    const int counts_0_not_finite_total = unio_block_sum(counts_0_not_finite, joined);
+    const int counts_0_beyond_total = unio_block_sum(counts_0_beyond, joined);
+    if (threadIdx.x == 0) {
+        row[0] = n;
+        row[1] = gridDim.x;
+        row[4] = counts_0_not_finite_total;
+        row[5] = counts_0_beyond_total - counts_0_not_finite_total;
+    }
+    if (threadIdx.x < UNIO_WINDOW) {
+        row[6 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_0);
+    }
+}
+
+// Bound of the first gradient sanitiser: p99 of the magnitude of the gradient into the trunk state.
+// From `bw_d_h_s2_bound` in specs/sp4/producers.toml.
+UNIO_KERNEL(1024) sp4_bw_d_h_s2_bound_settle(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
-    int parts
+    int parts,
+    int n
 ) {
-    UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, counted, 2048);
-    UNIO_SHARED(int, found, 3072);
-    // stat_0: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    {
-        const int finite = int(unio_block_sum(unio_count_rows(rows_, 262, 4, parts), partial));
-        const int above = int(unio_block_sum(unio_count_rows(rows_, 262, 5, parts), partial));
-        unio_prefix(unio_column(rows_, 262, 6, parts), counted);
-        const int inside = counted[UNIO_BINS - 1];
-        const int below = finite - above - inside;
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counted, 4096);
+    UNIO_SHARED(int, found, 5248);
+    // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    if (blockIdx.x == 0) {
+        const int window = unio_window(brackets_[0]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 70, 5, parts), joined);
+        const int finite = n
+            - unio_block_sum(unio_count_rows(rows_, 70, 4, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 70, rows_, 70, 6, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
-        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
-        unio_find(counted, rank - below, found);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
         if (threadIdx.x == 0) {
-            brackets_[1] = settled ? 1 : 0;
-            brackets_[2] = brackets_[0] + found[0];
-            brackets_[3] = below + found[1];
-            brackets_[4] = found[2];
+            brackets_[1] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[2] = lowest ? 0 : window + found[0];
+            brackets_[3] = lowest ? 0 : below + found[1];
+            brackets_[4] = lowest ? below : found[2];
             brackets_[5] = finite;
         }
-        __syncthreads();
     }
 }
 
@@ -137,17 +218,25 @@ UNIO_KERNEL(256) sp4_bw_d_h_s2_bound_exponents(
         counts_0[bin] = 0;
     }
     __syncthreads();
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        int counts_0_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_0_value = unio_abs(d[e]);
-            counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value[k] = unio_abs(d[e]);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+        }
     }
     __syncthreads();
-    exponents_[size_t(blockIdx.x) * 256 + 0 + threadIdx.x] = unio_total(counts_0);
+    if (threadIdx.x < UNIO_BINS) {
+        exponents_[size_t(blockIdx.x) * 256 + 0 + threadIdx.x] = unio_total<UNIO_BINS>(counts_0);
+    }
 }
 
 // Bound of the first gradient sanitiser: p99 of the magnitude of the gradient into the trunk state.
@@ -161,9 +250,10 @@ UNIO_KERNEL(256) sp4_bw_d_h_s2_bound_refine(
     int parts,
     int n
 ) {
-    UNIO_SHARED(int, counted, 0);
-    UNIO_SHARED(int, found, 1024);
-    UNIO_SHARED(int, counts_0, 1040);
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counted, 1024);
+    UNIO_SHARED(int, found, 2176);
+    UNIO_SHARED(int, counts_0, 2192);
     // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
     const bool settled = brackets_[1] != 0;
     if (settled) {
@@ -171,26 +261,37 @@ UNIO_KERNEL(256) sp4_bw_d_h_s2_bound_refine(
     }
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    unio_prefix(unio_refined(rows_, 262, exponents_, 256, 0, parts), counted);
-    unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
-    const int stat_0_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
     }
     __syncthreads();
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        int counts_0_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_0_value = unio_abs(d[e]);
-            const unsigned counts_0_bits = __float_as_uint(counts_0_value);
-            const bool counts_0_inside = unio_isfinite(counts_0_value) && int(counts_0_bits >> 23) == stat_0_exponent;
-            counts_0_bin = counts_0_inside ? int(counts_0_bits >> 15 & 255u) : UNIO_BINS;
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 70, exponents_, 256, 0, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
+    const int stat_0_exponent = found[0];
+    __syncthreads();
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value[k] = unio_abs(d[e]);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
+            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+            }
+        }
     }
     __syncthreads();
-    refined_[size_t(blockIdx.x) * 256 + 0 + threadIdx.x] = unio_total(counts_0);
+    if (threadIdx.x < UNIO_BINS) {
+        refined_[size_t(blockIdx.x) * 256 + 0 + threadIdx.x] = unio_total<UNIO_BINS>(counts_0);
+    }
 }
 
 // Bound of the first gradient sanitiser: p99 of the magnitude of the gradient into the trunk state.
@@ -204,18 +305,12 @@ UNIO_KERNEL(256) sp4_bw_d_h_s2_bound_finish(
     UNIO_INOUT(float, bw_d_h_s2_bound_observed),
     UNIO_INOUT(float, bw_d_h_s2_bound_smoothing),
     UNIO_INOUT(int, bw_d_h_s2_bound_skipped),
-    int parts
+    int parts,
+    int n
 ) {
-    UNIO_SHARED(int, counted, 0);
-    UNIO_SHARED(int, found, 1024);
-    int seen = 0;
-    for (int part = 0; part < parts; ++part) {
-        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 262;
-        for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 262];
-        }
-    }
-    const int n = seen;
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counted, 1024);
+    UNIO_SHARED(int, found, 2176);
 
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
@@ -223,13 +318,15 @@ UNIO_KERNEL(256) sp4_bw_d_h_s2_bound_finish(
     const int stat_0_finite = brackets_[5];
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
     if (brackets_[1] == 0) {
-        unio_prefix(unio_refined(rows_, 262, exponents_, 256, 0, parts), counted);
-        unio_find(counted, stat_0_rank, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 70, exponents_, 256, 0, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_0_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
-        unio_prefix(unio_refined(rows_, 262, refined_, 256, 0, parts), counted);
-        unio_find(counted, stat_0_rank - lower, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 70, refined_, 256, 0, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
         stat_0_key = exponent << 8 | found[0];
         stat_0_below = lower + found[1];
         stat_0_count = found[2];
@@ -238,7 +335,7 @@ UNIO_KERNEL(256) sp4_bw_d_h_s2_bound_finish(
     const float stat_0_value =
         unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
     if (threadIdx.x == 0 && stat_0_finite > 0) {
-        brackets_[0] = max(0, stat_0_key - UNIO_BINS / 2);
+        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
     }
 
     if (threadIdx.x == 0 && n > 0) {

@@ -18,10 +18,14 @@ UNIO_KERNEL(256) sp4_deficit_run(
     UNIO_INOUT(int, deficit_steps_skipped),
     int n
 ) {
-    // One read of the buffers serves every statistic; quantiles count the exponents of finite values.
-    for (int first = 0; first < n; first += 256) {
-        const int e = int(first) + threadIdx.x;
-        if (e < n) {
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+            }
         }
     }
 

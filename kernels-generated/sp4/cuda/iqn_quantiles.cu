@@ -25,7 +25,105 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Mean over batch and actions of the quantile value per tau; the median (2 of 5) is skipped.
 // From `iqn_quantiles` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_iqn_quantiles_count(
+UNIO_KERNEL(256) sp4_iqn_quantiles(
+    UNIO_IN(real, q),
+    UNIO_INOUT(float, iqn_q_p05_slot),
+    UNIO_INOUT(float, iqn_q_p05_observed),
+    UNIO_INOUT(float, iqn_q_p05_smoothing),
+    UNIO_INOUT(int, iqn_q_p05_skipped),
+    UNIO_INOUT(float, iqn_q_p25_slot),
+    UNIO_INOUT(float, iqn_q_p25_observed),
+    UNIO_INOUT(float, iqn_q_p25_smoothing),
+    UNIO_INOUT(int, iqn_q_p25_skipped),
+    UNIO_INOUT(float, iqn_q_p75_slot),
+    UNIO_INOUT(float, iqn_q_p75_observed),
+    UNIO_INOUT(float, iqn_q_p75_smoothing),
+    UNIO_INOUT(int, iqn_q_p75_skipped),
+    UNIO_INOUT(float, iqn_q_p95_slot),
+    UNIO_INOUT(float, iqn_q_p95_observed),
+    UNIO_INOUT(float, iqn_q_p95_smoothing),
+    UNIO_INOUT(int, iqn_q_p95_skipped),
+    int n
+) {
+    UNIO_SHARED(double, partial, 0);
+    double acc_0 = 0.0;
+    double acc_1 = 0.0;
+    double acc_2 = 0.0;
+    double acc_3 = 0.0;
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                real acc = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
+                }
+                acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
+                real acc2 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
+                }
+                acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
+                real acc3 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
+                }
+                acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
+                real acc4 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
+                }
+                acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
+            }
+        }
+    }
+    const double total_0 = unio_block_sum(acc_0, partial);
+    const double total_1 = unio_block_sum(acc_1, partial);
+    const double total_2 = unio_block_sum(acc_2, partial);
+    const double total_3 = unio_block_sum(acc_3, partial);
+
+    if (threadIdx.x == 0 && n > 0) {
+        const real stat_0 = real(total_0 / double(n));
+        const real stat_1 = real(total_1 / double(n));
+        const real stat_2 = real(total_2 / double(n));
+        const real stat_3 = real(total_3 / double(n));
+        const real iqn_q_p05_x = stat_0;
+        iqn_q_p05_observed[0] = iqn_q_p05_x;
+        if (unio_isfinite(iqn_q_p05_x)) {
+            pearl_ad_law(iqn_q_p05_x, iqn_q_p05_slot, iqn_q_p05_smoothing);
+        } else {
+            iqn_q_p05_skipped[0] = iqn_q_p05_skipped[0] + 1;
+        }
+        const real iqn_q_p25_x = stat_1;
+        iqn_q_p25_observed[0] = iqn_q_p25_x;
+        if (unio_isfinite(iqn_q_p25_x)) {
+            pearl_ad_law(iqn_q_p25_x, iqn_q_p25_slot, iqn_q_p25_smoothing);
+        } else {
+            iqn_q_p25_skipped[0] = iqn_q_p25_skipped[0] + 1;
+        }
+        const real iqn_q_p75_x = stat_2;
+        iqn_q_p75_observed[0] = iqn_q_p75_x;
+        if (unio_isfinite(iqn_q_p75_x)) {
+            pearl_ad_law(iqn_q_p75_x, iqn_q_p75_slot, iqn_q_p75_smoothing);
+        } else {
+            iqn_q_p75_skipped[0] = iqn_q_p75_skipped[0] + 1;
+        }
+        const real iqn_q_p95_x = stat_3;
+        iqn_q_p95_observed[0] = iqn_q_p95_x;
+        if (unio_isfinite(iqn_q_p95_x)) {
+            pearl_ad_law(iqn_q_p95_x, iqn_q_p95_slot, iqn_q_p95_smoothing);
+        } else {
+            iqn_q_p95_skipped[0] = iqn_q_p95_skipped[0] + 1;
+        }
+    }
+}
+
+// Mean over batch and actions of the quantile value per tau; the median (2 of 5) is skipped.
+// From `iqn_quantiles` in specs/sp4/producers.toml.
+UNIO_KERNEL(512) sp4_iqn_quantiles_count(
     UNIO_IN(real, q),
     UNIO_OUT(int, rows_),
     UNIO_OUT(double, sums_),
@@ -36,32 +134,32 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_count(
     double acc_1 = 0.0;
     double acc_2 = 0.0;
     double acc_3 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
-    // count the values near the last answer, and how many lie above.
-    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const long long e = first + k * 256 + threadIdx.x;
-            if (e < n) {
-            real acc = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
-            }
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                real acc = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
+                }
                 acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
-            real acc2 = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
-            }
+                real acc2 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
+                }
                 acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
-            real acc3 = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
-            }
+                real acc3 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
+                }
                 acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
-            real acc4 = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
-            }
+                real acc4 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
+                }
                 acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
             }
         }
@@ -71,14 +169,10 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_count(
     const double total_2 = unio_block_sum(acc_2, partial);
     const double total_3 = unio_block_sum(acc_3, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
     if (threadIdx.x == 0) {
-        int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-            seen += n - first < 2048 ? int(n - first) : 2048;
-        }
-        row[0] = seen;
+        row[0] = n;
         row[1] = gridDim.x;
         sums_[size_t(blockIdx.x) * 4 + 0] = total_0;
         sums_[size_t(blockIdx.x) * 4 + 1] = total_1;
@@ -108,17 +202,10 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_finish(
     UNIO_INOUT(float, iqn_q_p95_observed),
     UNIO_INOUT(float, iqn_q_p95_smoothing),
     UNIO_INOUT(int, iqn_q_p95_skipped),
-    int parts
+    int parts,
+    int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    int seen = 0;
-    for (int part = 0; part < parts; ++part) {
-        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 4;
-        for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 4];
-        }
-    }
-    const int n = seen;
     const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 0, parts), partial);
     const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 1, parts), partial);
     const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 2, parts), partial);

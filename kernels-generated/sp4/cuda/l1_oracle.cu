@@ -27,12 +27,114 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 // gradient's norm over the K input features. It is 0 while the gradient is spread evenly and rises as it
 // concentrates; because an observation of 0 is skipped, it does not fall back to exactly 0.
 // From `l1_oracle` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_l1_oracle_count(
+UNIO_KERNEL(256) sp4_l1_oracle(
     UNIO_IN(real, g),
     UNIO_IN(float, observed_mean_abs_g_dqn_trunk),
     UNIO_IN(float, observed_mean_abs_w_dqn_trunk),
-    UNIO_OUT(int, rows_),
-    UNIO_OUT(double, sums_),
+    UNIO_INOUT(float, column_norm_0_observed),
+    UNIO_INOUT(int, column_norm_0_skipped),
+    UNIO_INOUT(float, column_norm_1_observed),
+    UNIO_INOUT(int, column_norm_1_skipped),
+    UNIO_INOUT(float, column_norm_2_observed),
+    UNIO_INOUT(int, column_norm_2_skipped),
+    UNIO_INOUT(float, column_norm_3_observed),
+    UNIO_INOUT(int, column_norm_3_skipped),
+    UNIO_INOUT(float, column_norm_4_observed),
+    UNIO_INOUT(int, column_norm_4_skipped),
+    UNIO_INOUT(float, column_norm_5_observed),
+    UNIO_INOUT(int, column_norm_5_skipped),
+    UNIO_INOUT(float, column_norm_6_observed),
+    UNIO_INOUT(int, column_norm_6_skipped),
+    UNIO_INOUT(float, column_norm_7_observed),
+    UNIO_INOUT(int, column_norm_7_skipped),
+    UNIO_INOUT(float, column_norm_8_observed),
+    UNIO_INOUT(int, column_norm_8_skipped),
+    UNIO_INOUT(float, column_norm_9_observed),
+    UNIO_INOUT(int, column_norm_9_skipped),
+    UNIO_INOUT(float, column_norm_10_observed),
+    UNIO_INOUT(int, column_norm_10_skipped),
+    UNIO_INOUT(float, column_norm_11_observed),
+    UNIO_INOUT(int, column_norm_11_skipped),
+    UNIO_INOUT(float, column_norm_12_observed),
+    UNIO_INOUT(int, column_norm_12_skipped),
+    UNIO_INOUT(float, column_norm_13_observed),
+    UNIO_INOUT(int, column_norm_13_skipped),
+    UNIO_INOUT(float, column_norm_14_observed),
+    UNIO_INOUT(int, column_norm_14_skipped),
+    UNIO_INOUT(float, column_norm_15_observed),
+    UNIO_INOUT(int, column_norm_15_skipped),
+    UNIO_INOUT(float, column_norm_16_observed),
+    UNIO_INOUT(int, column_norm_16_skipped),
+    UNIO_INOUT(float, column_norm_17_observed),
+    UNIO_INOUT(int, column_norm_17_skipped),
+    UNIO_INOUT(float, column_norm_18_observed),
+    UNIO_INOUT(int, column_norm_18_skipped),
+    UNIO_INOUT(float, column_norm_19_observed),
+    UNIO_INOUT(int, column_norm_19_skipped),
+    UNIO_INOUT(float, column_norm_20_observed),
+    UNIO_INOUT(int, column_norm_20_skipped),
+    UNIO_INOUT(float, column_norm_21_observed),
+    UNIO_INOUT(int, column_norm_21_skipped),
+    UNIO_INOUT(float, column_norm_22_observed),
+    UNIO_INOUT(int, column_norm_22_skipped),
+    UNIO_INOUT(float, column_norm_23_observed),
+    UNIO_INOUT(int, column_norm_23_skipped),
+    UNIO_INOUT(float, column_norm_24_observed),
+    UNIO_INOUT(int, column_norm_24_skipped),
+    UNIO_INOUT(float, column_norm_25_observed),
+    UNIO_INOUT(int, column_norm_25_skipped),
+    UNIO_INOUT(float, column_norm_26_observed),
+    UNIO_INOUT(int, column_norm_26_skipped),
+    UNIO_INOUT(float, column_norm_27_observed),
+    UNIO_INOUT(int, column_norm_27_skipped),
+    UNIO_INOUT(float, column_norm_28_observed),
+    UNIO_INOUT(int, column_norm_28_skipped),
+    UNIO_INOUT(float, column_norm_29_observed),
+    UNIO_INOUT(int, column_norm_29_skipped),
+    UNIO_INOUT(float, column_norm_30_observed),
+    UNIO_INOUT(int, column_norm_30_skipped),
+    UNIO_INOUT(float, column_norm_31_observed),
+    UNIO_INOUT(int, column_norm_31_skipped),
+    UNIO_INOUT(float, column_norm_32_observed),
+    UNIO_INOUT(int, column_norm_32_skipped),
+    UNIO_INOUT(float, column_norm_33_observed),
+    UNIO_INOUT(int, column_norm_33_skipped),
+    UNIO_INOUT(float, column_norm_34_observed),
+    UNIO_INOUT(int, column_norm_34_skipped),
+    UNIO_INOUT(float, column_norm_35_observed),
+    UNIO_INOUT(int, column_norm_35_skipped),
+    UNIO_INOUT(float, column_norm_36_observed),
+    UNIO_INOUT(int, column_norm_36_skipped),
+    UNIO_INOUT(float, column_norm_37_observed),
+    UNIO_INOUT(int, column_norm_37_skipped),
+    UNIO_INOUT(float, column_norm_38_observed),
+    UNIO_INOUT(int, column_norm_38_skipped),
+    UNIO_INOUT(float, column_norm_39_observed),
+    UNIO_INOUT(int, column_norm_39_skipped),
+    UNIO_INOUT(float, column_norm_40_observed),
+    UNIO_INOUT(int, column_norm_40_skipped),
+    UNIO_INOUT(float, column_norm_41_observed),
+    UNIO_INOUT(int, column_norm_41_skipped),
+    UNIO_INOUT(float, column_norm_42_observed),
+    UNIO_INOUT(int, column_norm_42_skipped),
+    UNIO_INOUT(float, column_norm_43_observed),
+    UNIO_INOUT(int, column_norm_43_skipped),
+    UNIO_INOUT(float, column_norm_44_observed),
+    UNIO_INOUT(int, column_norm_44_skipped),
+    UNIO_INOUT(float, column_norm_45_observed),
+    UNIO_INOUT(int, column_norm_45_skipped),
+    UNIO_INOUT(float, column_norm_46_observed),
+    UNIO_INOUT(int, column_norm_46_skipped),
+    UNIO_INOUT(float, column_norm_47_observed),
+    UNIO_INOUT(int, column_norm_47_skipped),
+    UNIO_INOUT(float, column_total_observed),
+    UNIO_INOUT(int, column_total_skipped),
+    UNIO_INOUT(float, column_entropy_observed),
+    UNIO_INOUT(int, column_entropy_skipped),
+    UNIO_INOUT(float, l1_lambda_trunk_slot),
+    UNIO_INOUT(float, l1_lambda_trunk_observed),
+    UNIO_INOUT(float, l1_lambda_trunk_smoothing),
+    UNIO_INOUT(int, l1_lambda_trunk_skipped),
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
@@ -84,13 +186,13 @@ UNIO_KERNEL(256) sp4_l1_oracle_count(
     double acc_45 = 0.0;
     double acc_46 = 0.0;
     double acc_47 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
-    // count the values near the last answer, and how many lie above.
-    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const long long e = first + k * 256 + threadIdx.x;
-            if (e < n) {
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
                 acc_0 = acc_0 + (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)]));
                 acc_1 = acc_1 + (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)]));
                 acc_2 = acc_2 + (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)]));
@@ -191,14 +293,487 @@ UNIO_KERNEL(256) sp4_l1_oracle_count(
     const double total_46 = unio_block_sum(acc_46, partial);
     const double total_47 = unio_block_sum(acc_47, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    if (threadIdx.x == 0 && n > 0) {
+        const real stat_0 = real(total_0);
+        const real stat_1 = real(total_1);
+        const real stat_2 = real(total_2);
+        const real stat_3 = real(total_3);
+        const real stat_4 = real(total_4);
+        const real stat_5 = real(total_5);
+        const real stat_6 = real(total_6);
+        const real stat_7 = real(total_7);
+        const real stat_8 = real(total_8);
+        const real stat_9 = real(total_9);
+        const real stat_10 = real(total_10);
+        const real stat_11 = real(total_11);
+        const real stat_12 = real(total_12);
+        const real stat_13 = real(total_13);
+        const real stat_14 = real(total_14);
+        const real stat_15 = real(total_15);
+        const real stat_16 = real(total_16);
+        const real stat_17 = real(total_17);
+        const real stat_18 = real(total_18);
+        const real stat_19 = real(total_19);
+        const real stat_20 = real(total_20);
+        const real stat_21 = real(total_21);
+        const real stat_22 = real(total_22);
+        const real stat_23 = real(total_23);
+        const real stat_24 = real(total_24);
+        const real stat_25 = real(total_25);
+        const real stat_26 = real(total_26);
+        const real stat_27 = real(total_27);
+        const real stat_28 = real(total_28);
+        const real stat_29 = real(total_29);
+        const real stat_30 = real(total_30);
+        const real stat_31 = real(total_31);
+        const real stat_32 = real(total_32);
+        const real stat_33 = real(total_33);
+        const real stat_34 = real(total_34);
+        const real stat_35 = real(total_35);
+        const real stat_36 = real(total_36);
+        const real stat_37 = real(total_37);
+        const real stat_38 = real(total_38);
+        const real stat_39 = real(total_39);
+        const real stat_40 = real(total_40);
+        const real stat_41 = real(total_41);
+        const real stat_42 = real(total_42);
+        const real stat_43 = real(total_43);
+        const real stat_44 = real(total_44);
+        const real stat_45 = real(total_45);
+        const real stat_46 = real(total_46);
+        const real stat_47 = real(total_47);
+        const real column_norm_0_x = unio_sqrt(stat_0);
+        column_norm_0_observed[0] = column_norm_0_x;
+        if (!unio_isfinite(column_norm_0_x)) {
+            column_norm_0_skipped[0] = column_norm_0_skipped[0] + 1;
+        }
+        const real column_norm_1_x = unio_sqrt(stat_1);
+        column_norm_1_observed[0] = column_norm_1_x;
+        if (!unio_isfinite(column_norm_1_x)) {
+            column_norm_1_skipped[0] = column_norm_1_skipped[0] + 1;
+        }
+        const real column_norm_2_x = unio_sqrt(stat_2);
+        column_norm_2_observed[0] = column_norm_2_x;
+        if (!unio_isfinite(column_norm_2_x)) {
+            column_norm_2_skipped[0] = column_norm_2_skipped[0] + 1;
+        }
+        const real column_norm_3_x = unio_sqrt(stat_3);
+        column_norm_3_observed[0] = column_norm_3_x;
+        if (!unio_isfinite(column_norm_3_x)) {
+            column_norm_3_skipped[0] = column_norm_3_skipped[0] + 1;
+        }
+        const real column_norm_4_x = unio_sqrt(stat_4);
+        column_norm_4_observed[0] = column_norm_4_x;
+        if (!unio_isfinite(column_norm_4_x)) {
+            column_norm_4_skipped[0] = column_norm_4_skipped[0] + 1;
+        }
+        const real column_norm_5_x = unio_sqrt(stat_5);
+        column_norm_5_observed[0] = column_norm_5_x;
+        if (!unio_isfinite(column_norm_5_x)) {
+            column_norm_5_skipped[0] = column_norm_5_skipped[0] + 1;
+        }
+        const real column_norm_6_x = unio_sqrt(stat_6);
+        column_norm_6_observed[0] = column_norm_6_x;
+        if (!unio_isfinite(column_norm_6_x)) {
+            column_norm_6_skipped[0] = column_norm_6_skipped[0] + 1;
+        }
+        const real column_norm_7_x = unio_sqrt(stat_7);
+        column_norm_7_observed[0] = column_norm_7_x;
+        if (!unio_isfinite(column_norm_7_x)) {
+            column_norm_7_skipped[0] = column_norm_7_skipped[0] + 1;
+        }
+        const real column_norm_8_x = unio_sqrt(stat_8);
+        column_norm_8_observed[0] = column_norm_8_x;
+        if (!unio_isfinite(column_norm_8_x)) {
+            column_norm_8_skipped[0] = column_norm_8_skipped[0] + 1;
+        }
+        const real column_norm_9_x = unio_sqrt(stat_9);
+        column_norm_9_observed[0] = column_norm_9_x;
+        if (!unio_isfinite(column_norm_9_x)) {
+            column_norm_9_skipped[0] = column_norm_9_skipped[0] + 1;
+        }
+        const real column_norm_10_x = unio_sqrt(stat_10);
+        column_norm_10_observed[0] = column_norm_10_x;
+        if (!unio_isfinite(column_norm_10_x)) {
+            column_norm_10_skipped[0] = column_norm_10_skipped[0] + 1;
+        }
+        const real column_norm_11_x = unio_sqrt(stat_11);
+        column_norm_11_observed[0] = column_norm_11_x;
+        if (!unio_isfinite(column_norm_11_x)) {
+            column_norm_11_skipped[0] = column_norm_11_skipped[0] + 1;
+        }
+        const real column_norm_12_x = unio_sqrt(stat_12);
+        column_norm_12_observed[0] = column_norm_12_x;
+        if (!unio_isfinite(column_norm_12_x)) {
+            column_norm_12_skipped[0] = column_norm_12_skipped[0] + 1;
+        }
+        const real column_norm_13_x = unio_sqrt(stat_13);
+        column_norm_13_observed[0] = column_norm_13_x;
+        if (!unio_isfinite(column_norm_13_x)) {
+            column_norm_13_skipped[0] = column_norm_13_skipped[0] + 1;
+        }
+        const real column_norm_14_x = unio_sqrt(stat_14);
+        column_norm_14_observed[0] = column_norm_14_x;
+        if (!unio_isfinite(column_norm_14_x)) {
+            column_norm_14_skipped[0] = column_norm_14_skipped[0] + 1;
+        }
+        const real column_norm_15_x = unio_sqrt(stat_15);
+        column_norm_15_observed[0] = column_norm_15_x;
+        if (!unio_isfinite(column_norm_15_x)) {
+            column_norm_15_skipped[0] = column_norm_15_skipped[0] + 1;
+        }
+        const real column_norm_16_x = unio_sqrt(stat_16);
+        column_norm_16_observed[0] = column_norm_16_x;
+        if (!unio_isfinite(column_norm_16_x)) {
+            column_norm_16_skipped[0] = column_norm_16_skipped[0] + 1;
+        }
+        const real column_norm_17_x = unio_sqrt(stat_17);
+        column_norm_17_observed[0] = column_norm_17_x;
+        if (!unio_isfinite(column_norm_17_x)) {
+            column_norm_17_skipped[0] = column_norm_17_skipped[0] + 1;
+        }
+        const real column_norm_18_x = unio_sqrt(stat_18);
+        column_norm_18_observed[0] = column_norm_18_x;
+        if (!unio_isfinite(column_norm_18_x)) {
+            column_norm_18_skipped[0] = column_norm_18_skipped[0] + 1;
+        }
+        const real column_norm_19_x = unio_sqrt(stat_19);
+        column_norm_19_observed[0] = column_norm_19_x;
+        if (!unio_isfinite(column_norm_19_x)) {
+            column_norm_19_skipped[0] = column_norm_19_skipped[0] + 1;
+        }
+        const real column_norm_20_x = unio_sqrt(stat_20);
+        column_norm_20_observed[0] = column_norm_20_x;
+        if (!unio_isfinite(column_norm_20_x)) {
+            column_norm_20_skipped[0] = column_norm_20_skipped[0] + 1;
+        }
+        const real column_norm_21_x = unio_sqrt(stat_21);
+        column_norm_21_observed[0] = column_norm_21_x;
+        if (!unio_isfinite(column_norm_21_x)) {
+            column_norm_21_skipped[0] = column_norm_21_skipped[0] + 1;
+        }
+        const real column_norm_22_x = unio_sqrt(stat_22);
+        column_norm_22_observed[0] = column_norm_22_x;
+        if (!unio_isfinite(column_norm_22_x)) {
+            column_norm_22_skipped[0] = column_norm_22_skipped[0] + 1;
+        }
+        const real column_norm_23_x = unio_sqrt(stat_23);
+        column_norm_23_observed[0] = column_norm_23_x;
+        if (!unio_isfinite(column_norm_23_x)) {
+            column_norm_23_skipped[0] = column_norm_23_skipped[0] + 1;
+        }
+        const real column_norm_24_x = unio_sqrt(stat_24);
+        column_norm_24_observed[0] = column_norm_24_x;
+        if (!unio_isfinite(column_norm_24_x)) {
+            column_norm_24_skipped[0] = column_norm_24_skipped[0] + 1;
+        }
+        const real column_norm_25_x = unio_sqrt(stat_25);
+        column_norm_25_observed[0] = column_norm_25_x;
+        if (!unio_isfinite(column_norm_25_x)) {
+            column_norm_25_skipped[0] = column_norm_25_skipped[0] + 1;
+        }
+        const real column_norm_26_x = unio_sqrt(stat_26);
+        column_norm_26_observed[0] = column_norm_26_x;
+        if (!unio_isfinite(column_norm_26_x)) {
+            column_norm_26_skipped[0] = column_norm_26_skipped[0] + 1;
+        }
+        const real column_norm_27_x = unio_sqrt(stat_27);
+        column_norm_27_observed[0] = column_norm_27_x;
+        if (!unio_isfinite(column_norm_27_x)) {
+            column_norm_27_skipped[0] = column_norm_27_skipped[0] + 1;
+        }
+        const real column_norm_28_x = unio_sqrt(stat_28);
+        column_norm_28_observed[0] = column_norm_28_x;
+        if (!unio_isfinite(column_norm_28_x)) {
+            column_norm_28_skipped[0] = column_norm_28_skipped[0] + 1;
+        }
+        const real column_norm_29_x = unio_sqrt(stat_29);
+        column_norm_29_observed[0] = column_norm_29_x;
+        if (!unio_isfinite(column_norm_29_x)) {
+            column_norm_29_skipped[0] = column_norm_29_skipped[0] + 1;
+        }
+        const real column_norm_30_x = unio_sqrt(stat_30);
+        column_norm_30_observed[0] = column_norm_30_x;
+        if (!unio_isfinite(column_norm_30_x)) {
+            column_norm_30_skipped[0] = column_norm_30_skipped[0] + 1;
+        }
+        const real column_norm_31_x = unio_sqrt(stat_31);
+        column_norm_31_observed[0] = column_norm_31_x;
+        if (!unio_isfinite(column_norm_31_x)) {
+            column_norm_31_skipped[0] = column_norm_31_skipped[0] + 1;
+        }
+        const real column_norm_32_x = unio_sqrt(stat_32);
+        column_norm_32_observed[0] = column_norm_32_x;
+        if (!unio_isfinite(column_norm_32_x)) {
+            column_norm_32_skipped[0] = column_norm_32_skipped[0] + 1;
+        }
+        const real column_norm_33_x = unio_sqrt(stat_33);
+        column_norm_33_observed[0] = column_norm_33_x;
+        if (!unio_isfinite(column_norm_33_x)) {
+            column_norm_33_skipped[0] = column_norm_33_skipped[0] + 1;
+        }
+        const real column_norm_34_x = unio_sqrt(stat_34);
+        column_norm_34_observed[0] = column_norm_34_x;
+        if (!unio_isfinite(column_norm_34_x)) {
+            column_norm_34_skipped[0] = column_norm_34_skipped[0] + 1;
+        }
+        const real column_norm_35_x = unio_sqrt(stat_35);
+        column_norm_35_observed[0] = column_norm_35_x;
+        if (!unio_isfinite(column_norm_35_x)) {
+            column_norm_35_skipped[0] = column_norm_35_skipped[0] + 1;
+        }
+        const real column_norm_36_x = unio_sqrt(stat_36);
+        column_norm_36_observed[0] = column_norm_36_x;
+        if (!unio_isfinite(column_norm_36_x)) {
+            column_norm_36_skipped[0] = column_norm_36_skipped[0] + 1;
+        }
+        const real column_norm_37_x = unio_sqrt(stat_37);
+        column_norm_37_observed[0] = column_norm_37_x;
+        if (!unio_isfinite(column_norm_37_x)) {
+            column_norm_37_skipped[0] = column_norm_37_skipped[0] + 1;
+        }
+        const real column_norm_38_x = unio_sqrt(stat_38);
+        column_norm_38_observed[0] = column_norm_38_x;
+        if (!unio_isfinite(column_norm_38_x)) {
+            column_norm_38_skipped[0] = column_norm_38_skipped[0] + 1;
+        }
+        const real column_norm_39_x = unio_sqrt(stat_39);
+        column_norm_39_observed[0] = column_norm_39_x;
+        if (!unio_isfinite(column_norm_39_x)) {
+            column_norm_39_skipped[0] = column_norm_39_skipped[0] + 1;
+        }
+        const real column_norm_40_x = unio_sqrt(stat_40);
+        column_norm_40_observed[0] = column_norm_40_x;
+        if (!unio_isfinite(column_norm_40_x)) {
+            column_norm_40_skipped[0] = column_norm_40_skipped[0] + 1;
+        }
+        const real column_norm_41_x = unio_sqrt(stat_41);
+        column_norm_41_observed[0] = column_norm_41_x;
+        if (!unio_isfinite(column_norm_41_x)) {
+            column_norm_41_skipped[0] = column_norm_41_skipped[0] + 1;
+        }
+        const real column_norm_42_x = unio_sqrt(stat_42);
+        column_norm_42_observed[0] = column_norm_42_x;
+        if (!unio_isfinite(column_norm_42_x)) {
+            column_norm_42_skipped[0] = column_norm_42_skipped[0] + 1;
+        }
+        const real column_norm_43_x = unio_sqrt(stat_43);
+        column_norm_43_observed[0] = column_norm_43_x;
+        if (!unio_isfinite(column_norm_43_x)) {
+            column_norm_43_skipped[0] = column_norm_43_skipped[0] + 1;
+        }
+        const real column_norm_44_x = unio_sqrt(stat_44);
+        column_norm_44_observed[0] = column_norm_44_x;
+        if (!unio_isfinite(column_norm_44_x)) {
+            column_norm_44_skipped[0] = column_norm_44_skipped[0] + 1;
+        }
+        const real column_norm_45_x = unio_sqrt(stat_45);
+        column_norm_45_observed[0] = column_norm_45_x;
+        if (!unio_isfinite(column_norm_45_x)) {
+            column_norm_45_skipped[0] = column_norm_45_skipped[0] + 1;
+        }
+        const real column_norm_46_x = unio_sqrt(stat_46);
+        column_norm_46_observed[0] = column_norm_46_x;
+        if (!unio_isfinite(column_norm_46_x)) {
+            column_norm_46_skipped[0] = column_norm_46_skipped[0] + 1;
+        }
+        const real column_norm_47_x = unio_sqrt(stat_47);
+        column_norm_47_observed[0] = column_norm_47_x;
+        if (!unio_isfinite(column_norm_47_x)) {
+            column_norm_47_skipped[0] = column_norm_47_skipped[0] + 1;
+        }
+        const real column_total_x = column_norm_0_x + column_norm_1_x + column_norm_2_x + column_norm_3_x + column_norm_4_x + column_norm_5_x + column_norm_6_x + column_norm_7_x + column_norm_8_x + column_norm_9_x + column_norm_10_x + column_norm_11_x + column_norm_12_x + column_norm_13_x + column_norm_14_x + column_norm_15_x + column_norm_16_x + column_norm_17_x + column_norm_18_x + column_norm_19_x + column_norm_20_x + column_norm_21_x + column_norm_22_x + column_norm_23_x + column_norm_24_x + column_norm_25_x + column_norm_26_x + column_norm_27_x + column_norm_28_x + column_norm_29_x + column_norm_30_x + column_norm_31_x + column_norm_32_x + column_norm_33_x + column_norm_34_x + column_norm_35_x + column_norm_36_x + column_norm_37_x + column_norm_38_x + column_norm_39_x + column_norm_40_x + column_norm_41_x + column_norm_42_x + column_norm_43_x + column_norm_44_x + column_norm_45_x + column_norm_46_x + column_norm_47_x;
+        column_total_observed[0] = column_total_x;
+        if (!unio_isfinite(column_total_x)) {
+            column_total_skipped[0] = column_total_skipped[0] + 1;
+        }
+        const real column_entropy_x = -unio_fma(column_norm_47_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_47_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_46_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_46_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_45_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_45_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_44_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_44_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_43_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_43_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_42_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_42_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_41_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_41_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_40_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_40_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_39_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_39_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_38_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_38_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_37_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_37_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_36_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_36_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_35_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_35_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_34_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_34_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_33_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_33_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_32_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_32_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_31_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_31_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_30_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_30_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_29_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_29_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_28_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_28_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_27_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_27_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_26_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_26_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_25_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_25_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_24_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_24_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_23_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_23_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_22_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_22_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_21_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_21_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_20_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_20_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_19_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_19_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_18_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_18_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_17_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_17_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_16_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_16_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_15_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_15_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_14_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_14_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_13_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_13_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_12_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_12_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_11_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_11_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_10_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_10_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_9_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_9_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_8_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_8_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_7_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_7_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_6_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_6_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_5_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_5_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_4_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_4_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_3_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_3_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_2_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_2_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_0_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_0_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), column_norm_1_x / unio_max(column_total_x, real(1e-8)) * unio_log(unio_max(column_norm_1_x / unio_max(column_total_x, real(1e-8)), real(1e-8))))))))))))))))))))))))))))))))))))))))))))))))));
+        column_entropy_observed[0] = column_entropy_x;
+        if (!unio_isfinite(column_entropy_x)) {
+            column_entropy_skipped[0] = column_entropy_skipped[0] + 1;
+        }
+        const real l1_lambda_trunk_x = column_total_x > real(0) ? real(observed_mean_abs_g_dqn_trunk[0]) / unio_max(real(observed_mean_abs_w_dqn_trunk[0]), real(1e-8)) * unio_max(unio_log(real(48)) - column_entropy_x, real(0)) / unio_log(real(48)) : real(0);
+        l1_lambda_trunk_observed[0] = l1_lambda_trunk_x;
+        if (unio_isfinite(l1_lambda_trunk_x)) {
+            pearl_ad_law(l1_lambda_trunk_x, l1_lambda_trunk_slot, l1_lambda_trunk_smoothing);
+        } else {
+            l1_lambda_trunk_skipped[0] = l1_lambda_trunk_skipped[0] + 1;
+        }
+    }
+}
+
+// Strength of the trunk's L1: λ = (mean|g| / mean|w|) · (ln K − H) / ln K, with H the entropy of the
+// gradient's norm over the K input features. It is 0 while the gradient is spread evenly and rises as it
+// concentrates; because an observation of 0 is skipped, it does not fall back to exactly 0.
+// From `l1_oracle` in specs/sp4/producers.toml.
+UNIO_KERNEL(512) sp4_l1_oracle_count(
+    UNIO_IN(real, g),
+    UNIO_IN(float, observed_mean_abs_g_dqn_trunk),
+    UNIO_IN(float, observed_mean_abs_w_dqn_trunk),
+    UNIO_OUT(int, rows_),
+    UNIO_OUT(double, sums_),
+    int n
+) {
+    UNIO_SHARED(double, partial, 0);
+    double acc_0 = 0.0;
+    double acc_1 = 0.0;
+    double acc_2 = 0.0;
+    double acc_3 = 0.0;
+    double acc_4 = 0.0;
+    double acc_5 = 0.0;
+    double acc_6 = 0.0;
+    double acc_7 = 0.0;
+    double acc_8 = 0.0;
+    double acc_9 = 0.0;
+    double acc_10 = 0.0;
+    double acc_11 = 0.0;
+    double acc_12 = 0.0;
+    double acc_13 = 0.0;
+    double acc_14 = 0.0;
+    double acc_15 = 0.0;
+    double acc_16 = 0.0;
+    double acc_17 = 0.0;
+    double acc_18 = 0.0;
+    double acc_19 = 0.0;
+    double acc_20 = 0.0;
+    double acc_21 = 0.0;
+    double acc_22 = 0.0;
+    double acc_23 = 0.0;
+    double acc_24 = 0.0;
+    double acc_25 = 0.0;
+    double acc_26 = 0.0;
+    double acc_27 = 0.0;
+    double acc_28 = 0.0;
+    double acc_29 = 0.0;
+    double acc_30 = 0.0;
+    double acc_31 = 0.0;
+    double acc_32 = 0.0;
+    double acc_33 = 0.0;
+    double acc_34 = 0.0;
+    double acc_35 = 0.0;
+    double acc_36 = 0.0;
+    double acc_37 = 0.0;
+    double acc_38 = 0.0;
+    double acc_39 = 0.0;
+    double acc_40 = 0.0;
+    double acc_41 = 0.0;
+    double acc_42 = 0.0;
+    double acc_43 = 0.0;
+    double acc_44 = 0.0;
+    double acc_45 = 0.0;
+    double acc_46 = 0.0;
+    double acc_47 = 0.0;
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                acc_0 = acc_0 + (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)]));
+                acc_1 = acc_1 + (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)]));
+                acc_2 = acc_2 + (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)]));
+                acc_3 = acc_3 + (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)]));
+                acc_4 = acc_4 + (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)]));
+                acc_5 = acc_5 + (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)]));
+                acc_6 = acc_6 + (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)]));
+                acc_7 = acc_7 + (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)]));
+                acc_8 = acc_8 + (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)]));
+                acc_9 = acc_9 + (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)]));
+                acc_10 = acc_10 + (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)]));
+                acc_11 = acc_11 + (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)]));
+                acc_12 = acc_12 + (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)]));
+                acc_13 = acc_13 + (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)]));
+                acc_14 = acc_14 + (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)]));
+                acc_15 = acc_15 + (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)]));
+                acc_16 = acc_16 + (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)]));
+                acc_17 = acc_17 + (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)]));
+                acc_18 = acc_18 + (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)]));
+                acc_19 = acc_19 + (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)]));
+                acc_20 = acc_20 + (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)]));
+                acc_21 = acc_21 + (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)]));
+                acc_22 = acc_22 + (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)]));
+                acc_23 = acc_23 + (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)]));
+                acc_24 = acc_24 + (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)]));
+                acc_25 = acc_25 + (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)]));
+                acc_26 = acc_26 + (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)]));
+                acc_27 = acc_27 + (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)]));
+                acc_28 = acc_28 + (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)]));
+                acc_29 = acc_29 + (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)]));
+                acc_30 = acc_30 + (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)]));
+                acc_31 = acc_31 + (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)]));
+                acc_32 = acc_32 + (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)]));
+                acc_33 = acc_33 + (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)]));
+                acc_34 = acc_34 + (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)]));
+                acc_35 = acc_35 + (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)]));
+                acc_36 = acc_36 + (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)]));
+                acc_37 = acc_37 + (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)]));
+                acc_38 = acc_38 + (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)]));
+                acc_39 = acc_39 + (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)]));
+                acc_40 = acc_40 + (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)]));
+                acc_41 = acc_41 + (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)]));
+                acc_42 = acc_42 + (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)]));
+                acc_43 = acc_43 + (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)]));
+                acc_44 = acc_44 + (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)]));
+                acc_45 = acc_45 + (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)]));
+                acc_46 = acc_46 + (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)]));
+                acc_47 = acc_47 + (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)]));
+            }
+        }
+    }
+    const double total_0 = unio_block_sum(acc_0, partial);
+    const double total_1 = unio_block_sum(acc_1, partial);
+    const double total_2 = unio_block_sum(acc_2, partial);
+    const double total_3 = unio_block_sum(acc_3, partial);
+    const double total_4 = unio_block_sum(acc_4, partial);
+    const double total_5 = unio_block_sum(acc_5, partial);
+    const double total_6 = unio_block_sum(acc_6, partial);
+    const double total_7 = unio_block_sum(acc_7, partial);
+    const double total_8 = unio_block_sum(acc_8, partial);
+    const double total_9 = unio_block_sum(acc_9, partial);
+    const double total_10 = unio_block_sum(acc_10, partial);
+    const double total_11 = unio_block_sum(acc_11, partial);
+    const double total_12 = unio_block_sum(acc_12, partial);
+    const double total_13 = unio_block_sum(acc_13, partial);
+    const double total_14 = unio_block_sum(acc_14, partial);
+    const double total_15 = unio_block_sum(acc_15, partial);
+    const double total_16 = unio_block_sum(acc_16, partial);
+    const double total_17 = unio_block_sum(acc_17, partial);
+    const double total_18 = unio_block_sum(acc_18, partial);
+    const double total_19 = unio_block_sum(acc_19, partial);
+    const double total_20 = unio_block_sum(acc_20, partial);
+    const double total_21 = unio_block_sum(acc_21, partial);
+    const double total_22 = unio_block_sum(acc_22, partial);
+    const double total_23 = unio_block_sum(acc_23, partial);
+    const double total_24 = unio_block_sum(acc_24, partial);
+    const double total_25 = unio_block_sum(acc_25, partial);
+    const double total_26 = unio_block_sum(acc_26, partial);
+    const double total_27 = unio_block_sum(acc_27, partial);
+    const double total_28 = unio_block_sum(acc_28, partial);
+    const double total_29 = unio_block_sum(acc_29, partial);
+    const double total_30 = unio_block_sum(acc_30, partial);
+    const double total_31 = unio_block_sum(acc_31, partial);
+    const double total_32 = unio_block_sum(acc_32, partial);
+    const double total_33 = unio_block_sum(acc_33, partial);
+    const double total_34 = unio_block_sum(acc_34, partial);
+    const double total_35 = unio_block_sum(acc_35, partial);
+    const double total_36 = unio_block_sum(acc_36, partial);
+    const double total_37 = unio_block_sum(acc_37, partial);
+    const double total_38 = unio_block_sum(acc_38, partial);
+    const double total_39 = unio_block_sum(acc_39, partial);
+    const double total_40 = unio_block_sum(acc_40, partial);
+    const double total_41 = unio_block_sum(acc_41, partial);
+    const double total_42 = unio_block_sum(acc_42, partial);
+    const double total_43 = unio_block_sum(acc_43, partial);
+    const double total_44 = unio_block_sum(acc_44, partial);
+    const double total_45 = unio_block_sum(acc_45, partial);
+    const double total_46 = unio_block_sum(acc_46, partial);
+    const double total_47 = unio_block_sum(acc_47, partial);
+
+    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
     if (threadIdx.x == 0) {
-        int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-            seen += n - first < 2048 ? int(n - first) : 2048;
-        }
-        row[0] = seen;
+        row[0] = n;
         row[1] = gridDim.x;
         sums_[size_t(blockIdx.x) * 48 + 0] = total_0;
         sums_[size_t(blockIdx.x) * 48 + 1] = total_1;
@@ -364,17 +939,10 @@ UNIO_KERNEL(256) sp4_l1_oracle_finish(
     UNIO_INOUT(float, l1_lambda_trunk_observed),
     UNIO_INOUT(float, l1_lambda_trunk_smoothing),
     UNIO_INOUT(int, l1_lambda_trunk_skipped),
-    int parts
+    int parts,
+    int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    int seen = 0;
-    for (int part = 0; part < parts; ++part) {
-        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 4;
-        for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 4];
-        }
-    }
-    const int n = seen;
     const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 0, parts), partial);
     const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 1, parts), partial);
     const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 48, 2, parts), partial);

@@ -25,10 +25,44 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Use of the experts.
 // From `moe` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_moe_count(
+UNIO_KERNEL(256) sp4_moe(
     UNIO_IN(real, gate),
-    UNIO_OUT(int, rows_),
-    UNIO_OUT(double, sums_),
+    UNIO_INOUT(float, moe_expert_util_0_slot),
+    UNIO_INOUT(float, moe_expert_util_0_observed),
+    UNIO_INOUT(float, moe_expert_util_0_smoothing),
+    UNIO_INOUT(int, moe_expert_util_0_skipped),
+    UNIO_INOUT(float, moe_expert_util_1_slot),
+    UNIO_INOUT(float, moe_expert_util_1_observed),
+    UNIO_INOUT(float, moe_expert_util_1_smoothing),
+    UNIO_INOUT(int, moe_expert_util_1_skipped),
+    UNIO_INOUT(float, moe_expert_util_2_slot),
+    UNIO_INOUT(float, moe_expert_util_2_observed),
+    UNIO_INOUT(float, moe_expert_util_2_smoothing),
+    UNIO_INOUT(int, moe_expert_util_2_skipped),
+    UNIO_INOUT(float, moe_expert_util_3_slot),
+    UNIO_INOUT(float, moe_expert_util_3_observed),
+    UNIO_INOUT(float, moe_expert_util_3_smoothing),
+    UNIO_INOUT(int, moe_expert_util_3_skipped),
+    UNIO_INOUT(float, moe_expert_util_4_slot),
+    UNIO_INOUT(float, moe_expert_util_4_observed),
+    UNIO_INOUT(float, moe_expert_util_4_smoothing),
+    UNIO_INOUT(int, moe_expert_util_4_skipped),
+    UNIO_INOUT(float, moe_expert_util_5_slot),
+    UNIO_INOUT(float, moe_expert_util_5_observed),
+    UNIO_INOUT(float, moe_expert_util_5_smoothing),
+    UNIO_INOUT(int, moe_expert_util_5_skipped),
+    UNIO_INOUT(float, moe_expert_util_6_slot),
+    UNIO_INOUT(float, moe_expert_util_6_observed),
+    UNIO_INOUT(float, moe_expert_util_6_smoothing),
+    UNIO_INOUT(int, moe_expert_util_6_skipped),
+    UNIO_INOUT(float, moe_expert_util_7_slot),
+    UNIO_INOUT(float, moe_expert_util_7_observed),
+    UNIO_INOUT(float, moe_expert_util_7_smoothing),
+    UNIO_INOUT(int, moe_expert_util_7_skipped),
+    UNIO_INOUT(float, moe_gate_entropy_slot),
+    UNIO_INOUT(float, moe_gate_entropy_observed),
+    UNIO_INOUT(float, moe_gate_entropy_smoothing),
+    UNIO_INOUT(int, moe_gate_entropy_skipped),
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
@@ -40,13 +74,13 @@ UNIO_KERNEL(256) sp4_moe_count(
     double acc_5 = 0.0;
     double acc_6 = 0.0;
     double acc_7 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
-    // count the values near the last answer, and how many lie above.
-    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const long long e = first + k * 256 + threadIdx.x;
-            if (e < n) {
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
                 acc_0 = acc_0 + double(gate[e * 8 + unio_row(0, 8)]);
                 acc_1 = acc_1 + double(gate[e * 8 + unio_row(1, 8)]);
                 acc_2 = acc_2 + double(gate[e * 8 + unio_row(2, 8)]);
@@ -67,14 +101,129 @@ UNIO_KERNEL(256) sp4_moe_count(
     const double total_6 = unio_block_sum(acc_6, partial);
     const double total_7 = unio_block_sum(acc_7, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    if (threadIdx.x == 0 && n > 0) {
+        const real stat_0 = real(total_0 / double(n));
+        const real stat_1 = real(total_1 / double(n));
+        const real stat_2 = real(total_2 / double(n));
+        const real stat_3 = real(total_3 / double(n));
+        const real stat_4 = real(total_4 / double(n));
+        const real stat_5 = real(total_5 / double(n));
+        const real stat_6 = real(total_6 / double(n));
+        const real stat_7 = real(total_7 / double(n));
+        const real moe_expert_util_0_x = stat_0;
+        moe_expert_util_0_observed[0] = moe_expert_util_0_x;
+        if (unio_isfinite(moe_expert_util_0_x)) {
+            pearl_ad_law(moe_expert_util_0_x, moe_expert_util_0_slot, moe_expert_util_0_smoothing);
+        } else {
+            moe_expert_util_0_skipped[0] = moe_expert_util_0_skipped[0] + 1;
+        }
+        const real moe_expert_util_1_x = stat_1;
+        moe_expert_util_1_observed[0] = moe_expert_util_1_x;
+        if (unio_isfinite(moe_expert_util_1_x)) {
+            pearl_ad_law(moe_expert_util_1_x, moe_expert_util_1_slot, moe_expert_util_1_smoothing);
+        } else {
+            moe_expert_util_1_skipped[0] = moe_expert_util_1_skipped[0] + 1;
+        }
+        const real moe_expert_util_2_x = stat_2;
+        moe_expert_util_2_observed[0] = moe_expert_util_2_x;
+        if (unio_isfinite(moe_expert_util_2_x)) {
+            pearl_ad_law(moe_expert_util_2_x, moe_expert_util_2_slot, moe_expert_util_2_smoothing);
+        } else {
+            moe_expert_util_2_skipped[0] = moe_expert_util_2_skipped[0] + 1;
+        }
+        const real moe_expert_util_3_x = stat_3;
+        moe_expert_util_3_observed[0] = moe_expert_util_3_x;
+        if (unio_isfinite(moe_expert_util_3_x)) {
+            pearl_ad_law(moe_expert_util_3_x, moe_expert_util_3_slot, moe_expert_util_3_smoothing);
+        } else {
+            moe_expert_util_3_skipped[0] = moe_expert_util_3_skipped[0] + 1;
+        }
+        const real moe_expert_util_4_x = stat_4;
+        moe_expert_util_4_observed[0] = moe_expert_util_4_x;
+        if (unio_isfinite(moe_expert_util_4_x)) {
+            pearl_ad_law(moe_expert_util_4_x, moe_expert_util_4_slot, moe_expert_util_4_smoothing);
+        } else {
+            moe_expert_util_4_skipped[0] = moe_expert_util_4_skipped[0] + 1;
+        }
+        const real moe_expert_util_5_x = stat_5;
+        moe_expert_util_5_observed[0] = moe_expert_util_5_x;
+        if (unio_isfinite(moe_expert_util_5_x)) {
+            pearl_ad_law(moe_expert_util_5_x, moe_expert_util_5_slot, moe_expert_util_5_smoothing);
+        } else {
+            moe_expert_util_5_skipped[0] = moe_expert_util_5_skipped[0] + 1;
+        }
+        const real moe_expert_util_6_x = stat_6;
+        moe_expert_util_6_observed[0] = moe_expert_util_6_x;
+        if (unio_isfinite(moe_expert_util_6_x)) {
+            pearl_ad_law(moe_expert_util_6_x, moe_expert_util_6_slot, moe_expert_util_6_smoothing);
+        } else {
+            moe_expert_util_6_skipped[0] = moe_expert_util_6_skipped[0] + 1;
+        }
+        const real moe_expert_util_7_x = stat_7;
+        moe_expert_util_7_observed[0] = moe_expert_util_7_x;
+        if (unio_isfinite(moe_expert_util_7_x)) {
+            pearl_ad_law(moe_expert_util_7_x, moe_expert_util_7_slot, moe_expert_util_7_smoothing);
+        } else {
+            moe_expert_util_7_skipped[0] = moe_expert_util_7_skipped[0] + 1;
+        }
+        const real moe_gate_entropy_x = -unio_fma(moe_expert_util_7_x, unio_log(unio_max(moe_expert_util_7_x, real(1e-8))), unio_fma(moe_expert_util_6_x, unio_log(unio_max(moe_expert_util_6_x, real(1e-8))), unio_fma(moe_expert_util_5_x, unio_log(unio_max(moe_expert_util_5_x, real(1e-8))), unio_fma(moe_expert_util_4_x, unio_log(unio_max(moe_expert_util_4_x, real(1e-8))), unio_fma(moe_expert_util_3_x, unio_log(unio_max(moe_expert_util_3_x, real(1e-8))), unio_fma(moe_expert_util_2_x, unio_log(unio_max(moe_expert_util_2_x, real(1e-8))), unio_fma(moe_expert_util_0_x, unio_log(unio_max(moe_expert_util_0_x, real(1e-8))), moe_expert_util_1_x * unio_log(unio_max(moe_expert_util_1_x, real(1e-8))))))))));
+        moe_gate_entropy_observed[0] = moe_gate_entropy_x;
+        if (unio_isfinite(moe_gate_entropy_x)) {
+            pearl_ad_law(moe_gate_entropy_x, moe_gate_entropy_slot, moe_gate_entropy_smoothing);
+        } else {
+            moe_gate_entropy_skipped[0] = moe_gate_entropy_skipped[0] + 1;
+        }
+    }
+}
+
+// Use of the experts.
+// From `moe` in specs/sp4/producers.toml.
+UNIO_KERNEL(512) sp4_moe_count(
+    UNIO_IN(real, gate),
+    UNIO_OUT(int, rows_),
+    UNIO_OUT(double, sums_),
+    int n
+) {
+    UNIO_SHARED(double, partial, 0);
+    double acc_0 = 0.0;
+    double acc_1 = 0.0;
+    double acc_2 = 0.0;
+    double acc_3 = 0.0;
+    double acc_4 = 0.0;
+    double acc_5 = 0.0;
+    double acc_6 = 0.0;
+    double acc_7 = 0.0;
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                acc_0 = acc_0 + double(gate[e * 8 + unio_row(0, 8)]);
+                acc_1 = acc_1 + double(gate[e * 8 + unio_row(1, 8)]);
+                acc_2 = acc_2 + double(gate[e * 8 + unio_row(2, 8)]);
+                acc_3 = acc_3 + double(gate[e * 8 + unio_row(3, 8)]);
+                acc_4 = acc_4 + double(gate[e * 8 + unio_row(4, 8)]);
+                acc_5 = acc_5 + double(gate[e * 8 + unio_row(5, 8)]);
+                acc_6 = acc_6 + double(gate[e * 8 + unio_row(6, 8)]);
+                acc_7 = acc_7 + double(gate[e * 8 + unio_row(7, 8)]);
+            }
+        }
+    }
+    const double total_0 = unio_block_sum(acc_0, partial);
+    const double total_1 = unio_block_sum(acc_1, partial);
+    const double total_2 = unio_block_sum(acc_2, partial);
+    const double total_3 = unio_block_sum(acc_3, partial);
+    const double total_4 = unio_block_sum(acc_4, partial);
+    const double total_5 = unio_block_sum(acc_5, partial);
+    const double total_6 = unio_block_sum(acc_6, partial);
+    const double total_7 = unio_block_sum(acc_7, partial);
+
+    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
     if (threadIdx.x == 0) {
-        int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-            seen += n - first < 2048 ? int(n - first) : 2048;
-        }
-        row[0] = seen;
+        row[0] = n;
         row[1] = gridDim.x;
         sums_[size_t(blockIdx.x) * 8 + 0] = total_0;
         sums_[size_t(blockIdx.x) * 8 + 1] = total_1;
@@ -128,17 +277,10 @@ UNIO_KERNEL(256) sp4_moe_finish(
     UNIO_INOUT(float, moe_gate_entropy_observed),
     UNIO_INOUT(float, moe_gate_entropy_smoothing),
     UNIO_INOUT(int, moe_gate_entropy_skipped),
-    int parts
+    int parts,
+    int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    int seen = 0;
-    for (int part = 0; part < parts; ++part) {
-        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 4;
-        for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 4];
-        }
-    }
-    const int n = seen;
     const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 0, parts), partial);
     const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 1, parts), partial);
     const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 2, parts), partial);

@@ -3,7 +3,7 @@
 
 // Elements of a group's weights and moments that alarm.
 // From `moment_diagnostics` in specs/sp4/consumers.toml.
-UNIO_KERNEL(256) sp4_moment_diagnostics_count(
+UNIO_KERNEL(512) sp4_moment_diagnostics_count(
     UNIO_IN(real, m),
     UNIO_IN(real, v),
     UNIO_IN(real, w),
@@ -17,13 +17,13 @@ UNIO_KERNEL(256) sp4_moment_diagnostics_count(
     double acc_0 = 0.0;
     double acc_1 = 0.0;
     double acc_2 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
-    // count the values near the last answer, and how many lie above.
-    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const long long e = first + k * 256 + threadIdx.x;
-            if (e < n) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
                 acc_0 = acc_0 + double(real(unio_isfinite(w[e]) ? 0 : 1));
                 acc_1 = acc_1 + double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(real(prev_adam_m_bound[0]), real(1)) ? 0 : 1));
                 acc_2 = acc_2 + double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(real(prev_adam_v_bound[0]), real(1)) ? 0 : 1));
@@ -34,14 +34,10 @@ UNIO_KERNEL(256) sp4_moment_diagnostics_count(
     const double total_1 = unio_block_sum(acc_1, partial);
     const double total_2 = unio_block_sum(acc_2, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
     if (threadIdx.x == 0) {
-        int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-            seen += n - first < 2048 ? int(n - first) : 2048;
-        }
-        row[0] = seen;
+        row[0] = n;
         row[1] = gridDim.x;
         sums_[size_t(blockIdx.x) * 3 + 0] = total_0;
         sums_[size_t(blockIdx.x) * 3 + 1] = total_1;
@@ -65,14 +61,7 @@ UNIO_KERNEL(256) sp4_moment_diagnostics_finish(
     int parts
 ) {
     UNIO_SHARED(double, partial, 0);
-    int seen = 0;
-    for (int part = 0; part < parts; ++part) {
-        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 4;
-        for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 4];
-        }
-    }
-    const int n = seen;
+    const int n = unio_elements(rows_, 4, parts);
     const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 3, 0, parts), partial);
     const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 3, 1, parts), partial);
     const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 3, 2, parts), partial);

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Pearl B: one read of a group's four buffers for all its signals.
 // From `param_group_oracle` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_param_group_oracle_count(
+UNIO_KERNEL(512) sp4_param_group_oracle_count(
     UNIO_IN(real, g),
     UNIO_IN(real, m),
     UNIO_IN(real, v),
@@ -36,45 +36,49 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, counts_0, 2048);
-    UNIO_SHARED(int, counts_1, 10240);
-    UNIO_SHARED(int, counts_2, 18432);
+    UNIO_SHARED(int, joined, 256);
+    UNIO_SHARED(int, counts_0, 2304);
+    UNIO_SHARED(int, counts_1, 6400);
+    UNIO_SHARED(int, counts_2, 10496);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 1024; bin += 512) {
         counts_0[bin] = 0;
         counts_1[bin] = 0;
         counts_2[bin] = 0;
     }
     __syncthreads();
-    const int counts_0_window = brackets_[0];
-    int counts_0_finite = 0;
-    int counts_0_above = 0;
-    const int counts_1_window = brackets_[8];
-    int counts_1_finite = 0;
-    int counts_1_above = 0;
-    const int counts_2_window = brackets_[16];
-    int counts_2_finite = 0;
-    int counts_2_above = 0;
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_0_window = unio_window(brackets_[0]);
+    int counts_0_beyond = 0;
+    int counts_0_not_finite = 0;
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_1_window = unio_window(brackets_[8]);
+    int counts_1_beyond = 0;
+    int counts_1_not_finite = 0;
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_2_window = unio_window(brackets_[16]);
+    int counts_2_beyond = 0;
+    int counts_2_not_finite = 0;
     double acc_3 = 0.0;
     double acc_4 = 0.0;
     double acc_5 = 0.0;
     double acc_6 = 0.0;
     double acc_8 = 0.0;
     float acc_7 = -unio_inf();
-    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
-    // count the values near the last answer, and how many lie above.
-    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
         float counts_0_value[8];
         float counts_1_value[8];
         float counts_2_value[8];
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const long long e = first + k * 256 + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            counts_1_value[k] = unio_nan();
-            counts_2_value[k] = unio_nan();
-            if (e < n) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = 0.0f;
+            counts_1_value[k] = 0.0f;
+            counts_2_value[k] = 0.0f;
+            if (place < unsigned(n)) {
+                const int e = int(place);
                 acc_3 = acc_3 + (double(w[e]) * double(g[e]));
                 acc_4 = acc_4 + (double(w[e]) * double(w[e]));
                 acc_5 = acc_5 + double(unio_abs(g[e]));
@@ -86,37 +90,24 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
                 counts_2_value[k] = unio_abs(v[e]);
             }
         }
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            int counts_0_bin = UNIO_BINS;
-            if (unio_isfinite(counts_0_value[k])) {
-                const int place = int(__float_as_uint(counts_0_value[k]) >> 15) - counts_0_window;
-                counts_0_finite += 1;
-                counts_0_above += place >= UNIO_BINS ? 1 : 0;
-                counts_0_bin = place < 0 ? UNIO_BINS : place;
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
+            if (__any_sync(0xffffffffu, counts_0_bin >= 0)) {
+                counts_0_beyond += counts_0_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_0_not_finite += counts_0_bin >= UNIO_NOT_FINITE - counts_0_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_0 + warp * UNIO_WINDOW, counts_0_bin, lane);
             }
-            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
-                unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+            const int counts_1_bin = unio_key(counts_1_value[k]) - counts_1_window;
+            if (__any_sync(0xffffffffu, counts_1_bin >= 0)) {
+                counts_1_beyond += counts_1_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_1_not_finite += counts_1_bin >= UNIO_NOT_FINITE - counts_1_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_1 + warp * UNIO_WINDOW, counts_1_bin, lane);
             }
-            int counts_1_bin = UNIO_BINS;
-            if (unio_isfinite(counts_1_value[k])) {
-                const int place = int(__float_as_uint(counts_1_value[k]) >> 15) - counts_1_window;
-                counts_1_finite += 1;
-                counts_1_above += place >= UNIO_BINS ? 1 : 0;
-                counts_1_bin = place < 0 ? UNIO_BINS : place;
-            }
-            if (__any_sync(0xffffffffu, counts_1_bin < UNIO_BINS)) {
-                unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
-            }
-            int counts_2_bin = UNIO_BINS;
-            if (unio_isfinite(counts_2_value[k])) {
-                const int place = int(__float_as_uint(counts_2_value[k]) >> 15) - counts_2_window;
-                counts_2_finite += 1;
-                counts_2_above += place >= UNIO_BINS ? 1 : 0;
-                counts_2_bin = place < 0 ? UNIO_BINS : place;
-            }
-            if (__any_sync(0xffffffffu, counts_2_bin < UNIO_BINS)) {
-                unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+            const int counts_2_bin = unio_key(counts_2_value[k]) - counts_2_window;
+            if (__any_sync(0xffffffffu, counts_2_bin >= 0)) {
+                counts_2_beyond += counts_2_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_2_not_finite += counts_2_bin >= UNIO_NOT_FINITE - counts_2_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_2 + warp * UNIO_WINDOW, counts_2_bin, lane);
             }
         }
     }
@@ -127,105 +118,111 @@ UNIO_KERNEL(256) sp4_param_group_oracle_count(
     const double total_8 = unio_block_sum(acc_8, partial);
     const double total_7 = unio_block_max(acc_7, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
-    int* const row = rows_ + size_t(blockIdx.x) * 778;
-    const int counts_0_finite_total = int(unio_block_sum(double(counts_0_finite), partial));
-    const int counts_0_above_total = int(unio_block_sum(double(counts_0_above), partial));
-    const int counts_1_finite_total = int(unio_block_sum(double(counts_1_finite), partial));
-    const int counts_1_above_total = int(unio_block_sum(double(counts_1_above), partial));
-    const int counts_2_finite_total = int(unio_block_sum(double(counts_2_finite), partial));
-    const int counts_2_above_total = int(unio_block_sum(double(counts_2_above), partial));
+    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
+    int* const row = rows_ + size_t(blockIdx.x) * 202;
+    __syncthreads();
+    const int counts_0_not_finite_total = unio_block_sum(counts_0_not_finite, joined);
+    const int counts_0_beyond_total = unio_block_sum(counts_0_beyond, joined);
+    const int counts_1_not_finite_total = unio_block_sum(counts_1_not_finite, joined);
+    const int counts_1_beyond_total = unio_block_sum(counts_1_beyond, joined);
+    const int counts_2_not_finite_total = unio_block_sum(counts_2_not_finite, joined);
+    const int counts_2_beyond_total = unio_block_sum(counts_2_beyond, joined);
     if (threadIdx.x == 0) {
-        int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-            seen += n - first < 2048 ? int(n - first) : 2048;
-        }
-        row[0] = seen;
+        row[0] = n;
         row[1] = gridDim.x;
         sums_[size_t(blockIdx.x) * 6 + 0] = total_3;
         sums_[size_t(blockIdx.x) * 6 + 1] = total_4;
         sums_[size_t(blockIdx.x) * 6 + 2] = total_5;
         sums_[size_t(blockIdx.x) * 6 + 3] = total_6;
         sums_[size_t(blockIdx.x) * 6 + 5] = total_8;
-        sums_[size_t(blockIdx.x) * 6 + 4] = seen > 0 ? total_7 : 0.0;
-        row[4] = counts_0_finite_total;
-        row[5] = counts_0_above_total;
-        row[6] = counts_1_finite_total;
-        row[7] = counts_1_above_total;
-        row[8] = counts_2_finite_total;
-        row[9] = counts_2_above_total;
+        sums_[size_t(blockIdx.x) * 6 + 4] = total_7;
+        row[4] = counts_0_not_finite_total;
+        row[5] = counts_0_beyond_total - counts_0_not_finite_total;
+        row[6] = counts_1_not_finite_total;
+        row[7] = counts_1_beyond_total - counts_1_not_finite_total;
+        row[8] = counts_2_not_finite_total;
+        row[9] = counts_2_beyond_total - counts_2_not_finite_total;
     }
-    row[10 + threadIdx.x] = unio_total(counts_0);
-    row[266 + threadIdx.x] = unio_total(counts_1);
-    row[522 + threadIdx.x] = unio_total(counts_2);
+    if (threadIdx.x < UNIO_WINDOW) {
+        row[10 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_0);
+        row[74 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_1);
+        row[138 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_2);
+    }
 }
 
 // Pearl B: one read of a group's four buffers for all its signals.
 // From `param_group_oracle` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_param_group_oracle_settle(
+UNIO_KERNEL(1024) sp4_param_group_oracle_settle(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
     int parts
 ) {
-    UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, counted, 2048);
-    UNIO_SHARED(int, found, 3072);
-    // stat_0: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    {
-        const int finite = int(unio_block_sum(unio_count_rows(rows_, 778, 4, parts), partial));
-        const int above = int(unio_block_sum(unio_count_rows(rows_, 778, 5, parts), partial));
-        unio_prefix(unio_column(rows_, 778, 10, parts), counted);
-        const int inside = counted[UNIO_BINS - 1];
-        const int below = finite - above - inside;
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counted, 4096);
+    UNIO_SHARED(int, found, 5248);
+    // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    if (blockIdx.x == 0) {
+        const int window = unio_window(brackets_[0]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 202, 5, parts), joined);
+        const int finite = unio_elements(rows_, 202, parts)
+            - unio_block_sum(unio_count_rows(rows_, 202, 4, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 10, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
-        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
-        unio_find(counted, rank - below, found);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
         if (threadIdx.x == 0) {
-            brackets_[1] = settled ? 1 : 0;
-            brackets_[2] = brackets_[0] + found[0];
-            brackets_[3] = below + found[1];
-            brackets_[4] = found[2];
+            brackets_[1] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[2] = lowest ? 0 : window + found[0];
+            brackets_[3] = lowest ? 0 : below + found[1];
+            brackets_[4] = lowest ? below : found[2];
             brackets_[5] = finite;
         }
-        __syncthreads();
     }
-    // stat_1: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    {
-        const int finite = int(unio_block_sum(unio_count_rows(rows_, 778, 6, parts), partial));
-        const int above = int(unio_block_sum(unio_count_rows(rows_, 778, 7, parts), partial));
-        unio_prefix(unio_column(rows_, 778, 266, parts), counted);
-        const int inside = counted[UNIO_BINS - 1];
-        const int below = finite - above - inside;
+    if (blockIdx.x == 1) {
+        const int window = unio_window(brackets_[8]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 202, 7, parts), joined);
+        const int finite = unio_elements(rows_, 202, parts)
+            - unio_block_sum(unio_count_rows(rows_, 202, 6, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 74, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
-        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
-        unio_find(counted, rank - below, found);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
         if (threadIdx.x == 0) {
-            brackets_[9] = settled ? 1 : 0;
-            brackets_[10] = brackets_[8] + found[0];
-            brackets_[11] = below + found[1];
-            brackets_[12] = found[2];
+            brackets_[9] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[10] = lowest ? 0 : window + found[0];
+            brackets_[11] = lowest ? 0 : below + found[1];
+            brackets_[12] = lowest ? below : found[2];
             brackets_[13] = finite;
         }
-        __syncthreads();
     }
-    // stat_2: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    {
-        const int finite = int(unio_block_sum(unio_count_rows(rows_, 778, 8, parts), partial));
-        const int above = int(unio_block_sum(unio_count_rows(rows_, 778, 9, parts), partial));
-        unio_prefix(unio_column(rows_, 778, 522, parts), counted);
-        const int inside = counted[UNIO_BINS - 1];
-        const int below = finite - above - inside;
+    if (blockIdx.x == 2) {
+        const int window = unio_window(brackets_[16]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 202, 9, parts), joined);
+        const int finite = unio_elements(rows_, 202, parts)
+            - unio_block_sum(unio_count_rows(rows_, 202, 8, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 138, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
-        const bool settled = finite == 0 || (rank > below && rank <= below + inside);
-        unio_find(counted, rank - below, found);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
         if (threadIdx.x == 0) {
-            brackets_[17] = settled ? 1 : 0;
-            brackets_[18] = brackets_[16] + found[0];
-            brackets_[19] = below + found[1];
-            brackets_[20] = found[2];
+            brackets_[17] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[18] = lowest ? 0 : window + found[0];
+            brackets_[19] = lowest ? 0 : below + found[1];
+            brackets_[20] = lowest ? below : found[2];
             brackets_[21] = finite;
         }
-        __syncthreads();
     }
 }
 
@@ -256,31 +253,35 @@ UNIO_KERNEL(256) sp4_param_group_oracle_exponents(
         counts_2[bin] = 0;
     }
     __syncthreads();
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        int counts_0_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_0_value = unio_abs(w[e]);
-            counts_0_bin = unio_isfinite(counts_0_value) ? int(__float_as_uint(counts_0_value) >> 23) : UNIO_BINS;
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        float counts_1_value[8];
+        float counts_2_value[8];
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            counts_1_value[k] = unio_nan();
+            counts_2_value[k] = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value[k] = unio_abs(w[e]);
+                counts_1_value[k] = unio_abs(m[e]);
+                counts_2_value[k] = unio_abs(v[e]);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
-        int counts_1_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_1_value = unio_abs(m[e]);
-            counts_1_bin = unio_isfinite(counts_1_value) ? int(__float_as_uint(counts_1_value) >> 23) : UNIO_BINS;
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+            unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
+            unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, unio_exponent(counts_2_value[k]), lane);
         }
-        unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
-        int counts_2_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_2_value = unio_abs(v[e]);
-            counts_2_bin = unio_isfinite(counts_2_value) ? int(__float_as_uint(counts_2_value) >> 23) : UNIO_BINS;
-        }
-        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
     }
     __syncthreads();
-    exponents_[size_t(blockIdx.x) * 768 + 0 + threadIdx.x] = unio_total(counts_0);
-    exponents_[size_t(blockIdx.x) * 768 + 256 + threadIdx.x] = unio_total(counts_1);
-    exponents_[size_t(blockIdx.x) * 768 + 512 + threadIdx.x] = unio_total(counts_2);
+    if (threadIdx.x < UNIO_BINS) {
+        exponents_[size_t(blockIdx.x) * 768 + 0 + threadIdx.x] = unio_total<UNIO_BINS>(counts_0);
+        exponents_[size_t(blockIdx.x) * 768 + 256 + threadIdx.x] = unio_total<UNIO_BINS>(counts_1);
+        exponents_[size_t(blockIdx.x) * 768 + 512 + threadIdx.x] = unio_total<UNIO_BINS>(counts_2);
+    }
 }
 
 // Pearl B: one read of a group's four buffers for all its signals.
@@ -297,11 +298,12 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
     int parts,
     int n
 ) {
-    UNIO_SHARED(int, counted, 0);
-    UNIO_SHARED(int, found, 1024);
-    UNIO_SHARED(int, counts_0, 1040);
-    UNIO_SHARED(int, counts_1, 9232);
-    UNIO_SHARED(int, counts_2, 17424);
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counted, 1024);
+    UNIO_SHARED(int, found, 2176);
+    UNIO_SHARED(int, counts_0, 2192);
+    UNIO_SHARED(int, counts_1, 10384);
+    UNIO_SHARED(int, counts_2, 18576);
     // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
     const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0;
     if (settled) {
@@ -309,58 +311,65 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
     }
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    unio_prefix(unio_refined(rows_, 778, exponents_, 768, 0, parts), counted);
-    unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
-    const int stat_0_exponent = found[0];
     for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_0[bin] = 0;
-    }
-    __syncthreads();
-    unio_prefix(unio_refined(rows_, 778, exponents_, 768, 256, parts), counted);
-    unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
-    const int stat_1_exponent = found[0];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_1[bin] = 0;
-    }
-    __syncthreads();
-    unio_prefix(unio_refined(rows_, 778, exponents_, 768, 512, parts), counted);
-    unio_find(counted, unio_rank(0.99, counted[UNIO_BINS - 1]), found);
-    const int stat_2_exponent = found[0];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
         counts_2[bin] = 0;
     }
     __syncthreads();
-    for (long long first = (long long)(blockIdx.x) * 256; first < n; first += gridDim.x * 256) {
-        const int e = int(first) + threadIdx.x;
-        int counts_0_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_0_value = unio_abs(w[e]);
-            const unsigned counts_0_bits = __float_as_uint(counts_0_value);
-            const bool counts_0_inside = unio_isfinite(counts_0_value) && int(counts_0_bits >> 23) == stat_0_exponent;
-            counts_0_bin = counts_0_inside ? int(counts_0_bits >> 15 & 255u) : UNIO_BINS;
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 0, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
+    const int stat_0_exponent = found[0];
+    __syncthreads();
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 256, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[13]), found);
+    const int stat_1_exponent = found[0];
+    __syncthreads();
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 512, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[21]), found);
+    const int stat_2_exponent = found[0];
+    __syncthreads();
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        float counts_1_value[8];
+        float counts_2_value[8];
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            counts_0_value[k] = unio_nan();
+            counts_1_value[k] = unio_nan();
+            counts_2_value[k] = unio_nan();
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                counts_0_value[k] = unio_abs(w[e]);
+                counts_1_value[k] = unio_abs(m[e]);
+                counts_2_value[k] = unio_abs(v[e]);
+            }
         }
-        unio_count(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
-        int counts_1_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_1_value = unio_abs(m[e]);
-            const unsigned counts_1_bits = __float_as_uint(counts_1_value);
-            const bool counts_1_inside = unio_isfinite(counts_1_value) && int(counts_1_bits >> 23) == stat_1_exponent;
-            counts_1_bin = counts_1_inside ? int(counts_1_bits >> 15 & 255u) : UNIO_BINS;
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
+            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+            }
+            const int counts_1_bin = unio_mantissa(counts_1_value[k], stat_1_exponent);
+            if (__any_sync(0xffffffffu, counts_1_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
+            }
+            const int counts_2_bin = unio_mantissa(counts_2_value[k], stat_2_exponent);
+            if (__any_sync(0xffffffffu, counts_2_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+            }
         }
-        unio_count(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
-        int counts_2_bin = UNIO_BINS;
-        if (e < n) {
-            const float counts_2_value = unio_abs(v[e]);
-            const unsigned counts_2_bits = __float_as_uint(counts_2_value);
-            const bool counts_2_inside = unio_isfinite(counts_2_value) && int(counts_2_bits >> 23) == stat_2_exponent;
-            counts_2_bin = counts_2_inside ? int(counts_2_bits >> 15 & 255u) : UNIO_BINS;
-        }
-        unio_count(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
     }
     __syncthreads();
-    refined_[size_t(blockIdx.x) * 768 + 0 + threadIdx.x] = unio_total(counts_0);
-    refined_[size_t(blockIdx.x) * 768 + 256 + threadIdx.x] = unio_total(counts_1);
-    refined_[size_t(blockIdx.x) * 768 + 512 + threadIdx.x] = unio_total(counts_2);
+    if (threadIdx.x < UNIO_BINS) {
+        refined_[size_t(blockIdx.x) * 768 + 0 + threadIdx.x] = unio_total<UNIO_BINS>(counts_0);
+        refined_[size_t(blockIdx.x) * 768 + 256 + threadIdx.x] = unio_total<UNIO_BINS>(counts_1);
+        refined_[size_t(blockIdx.x) * 768 + 512 + threadIdx.x] = unio_total<UNIO_BINS>(counts_2);
+    }
 }
 
 // Pearl B: one read of a group's four buffers for all its signals.
@@ -398,22 +407,16 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     int parts
 ) {
     UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, counted, 2048);
-    UNIO_SHARED(int, found, 3072);
-    int seen = 0;
-    for (int part = 0; part < parts; ++part) {
-        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 778;
-        for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 778];
-        }
-    }
-    const int n = seen;
-    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 778, sums_, 6, 0, parts), partial);
-    const double total_4 = unio_block_sum(unio_sum_rows(rows_, 778, sums_, 6, 1, parts), partial);
-    const double total_5 = unio_block_sum(unio_sum_rows(rows_, 778, sums_, 6, 2, parts), partial);
-    const double total_6 = unio_block_sum(unio_sum_rows(rows_, 778, sums_, 6, 3, parts), partial);
-    const double total_8 = unio_block_sum(unio_sum_rows(rows_, 778, sums_, 6, 5, parts), partial);
-    const double total_7 = unio_block_max(unio_max_rows(rows_, 778, sums_, 6, 4, parts), partial);
+    UNIO_SHARED(int, joined, 256);
+    UNIO_SHARED(int, counted, 1280);
+    UNIO_SHARED(int, found, 2432);
+    const int n = unio_elements(rows_, 202, parts);
+    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 6, 0, parts), partial);
+    const double total_4 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 6, 1, parts), partial);
+    const double total_5 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 6, 2, parts), partial);
+    const double total_6 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 6, 3, parts), partial);
+    const double total_8 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 6, 5, parts), partial);
+    const double total_7 = unio_block_max(unio_max_rows(rows_, 202, sums_, 6, 4, parts), partial);
 
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
@@ -421,13 +424,15 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     const int stat_0_finite = brackets_[5];
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
     if (brackets_[1] == 0) {
-        unio_prefix(unio_refined(rows_, 778, exponents_, 768, 0, parts), counted);
-        unio_find(counted, stat_0_rank, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 0, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_0_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
-        unio_prefix(unio_refined(rows_, 778, refined_, 768, 0, parts), counted);
-        unio_find(counted, stat_0_rank - lower, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 0, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
         stat_0_key = exponent << 8 | found[0];
         stat_0_below = lower + found[1];
         stat_0_count = found[2];
@@ -436,7 +441,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     const float stat_0_value =
         unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
     if (threadIdx.x == 0 && stat_0_finite > 0) {
-        brackets_[0] = max(0, stat_0_key - UNIO_BINS / 2);
+        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
     }
 
     int stat_1_key = brackets_[10];
@@ -445,13 +450,15 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     const int stat_1_finite = brackets_[13];
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
     if (brackets_[9] == 0) {
-        unio_prefix(unio_refined(rows_, 778, exponents_, 768, 256, parts), counted);
-        unio_find(counted, stat_1_rank, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 256, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_1_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
-        unio_prefix(unio_refined(rows_, 778, refined_, 768, 256, parts), counted);
-        unio_find(counted, stat_1_rank - lower, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 256, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_1_rank - lower, found);
         stat_1_key = exponent << 8 | found[0];
         stat_1_below = lower + found[1];
         stat_1_count = found[2];
@@ -460,7 +467,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     const float stat_1_value =
         unio_bin_value(stat_1_key >> 8, stat_1_key & 255, stat_1_rank - stat_1_below, stat_1_count);
     if (threadIdx.x == 0 && stat_1_finite > 0) {
-        brackets_[8] = max(0, stat_1_key - UNIO_BINS / 2);
+        brackets_[8] = unio_window(stat_1_key - UNIO_WINDOW / 2);
     }
 
     int stat_2_key = brackets_[18];
@@ -469,13 +476,15 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     const int stat_2_finite = brackets_[21];
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
     if (brackets_[17] == 0) {
-        unio_prefix(unio_refined(rows_, 778, exponents_, 768, 512, parts), counted);
-        unio_find(counted, stat_2_rank, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 512, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_2_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
-        unio_prefix(unio_refined(rows_, 778, refined_, 768, 512, parts), counted);
-        unio_find(counted, stat_2_rank - lower, found);
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 512, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_2_rank - lower, found);
         stat_2_key = exponent << 8 | found[0];
         stat_2_below = lower + found[1];
         stat_2_count = found[2];
@@ -484,7 +493,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_finish(
     const float stat_2_value =
         unio_bin_value(stat_2_key >> 8, stat_2_key & 255, stat_2_rank - stat_2_below, stat_2_count);
     if (threadIdx.x == 0 && stat_2_finite > 0) {
-        brackets_[16] = max(0, stat_2_key - UNIO_BINS / 2);
+        brackets_[16] = unio_window(stat_2_key - UNIO_WINDOW / 2);
     }
 
     if (threadIdx.x == 0 && n > 0) {

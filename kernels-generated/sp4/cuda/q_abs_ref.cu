@@ -25,7 +25,44 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Mean magnitude of Q. Still produced; monitoring only since SP4.
 // From `q_abs_ref` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_q_abs_ref_count(
+UNIO_KERNEL(256) sp4_q_abs_ref(
+    UNIO_IN(real, q),
+    UNIO_INOUT(float, q_abs_ref_slot),
+    UNIO_INOUT(float, q_abs_ref_observed),
+    UNIO_INOUT(float, q_abs_ref_smoothing),
+    UNIO_INOUT(int, q_abs_ref_skipped),
+    int n
+) {
+    UNIO_SHARED(double, partial, 0);
+    double acc_0 = 0.0;
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                acc_0 = acc_0 + double(unio_abs(q[e]));
+            }
+        }
+    }
+    const double total_0 = unio_block_sum(acc_0, partial);
+
+    if (threadIdx.x == 0 && n > 0) {
+        const real stat_0 = real(total_0 / double(n));
+        const real q_abs_ref_x = stat_0;
+        q_abs_ref_observed[0] = q_abs_ref_x;
+        if (unio_isfinite(q_abs_ref_x)) {
+            pearl_ad_law(q_abs_ref_x, q_abs_ref_slot, q_abs_ref_smoothing);
+        } else {
+            q_abs_ref_skipped[0] = q_abs_ref_skipped[0] + 1;
+        }
+    }
+}
+
+// Mean magnitude of Q. Still produced; monitoring only since SP4.
+// From `q_abs_ref` in specs/sp4/producers.toml.
+UNIO_KERNEL(512) sp4_q_abs_ref_count(
     UNIO_IN(real, q),
     UNIO_OUT(int, rows_),
     UNIO_OUT(double, sums_),
@@ -33,27 +70,23 @@ UNIO_KERNEL(256) sp4_q_abs_ref_count(
 ) {
     UNIO_SHARED(double, partial, 0);
     double acc_0 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
-    // count the values near the last answer, and how many lie above.
-    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const long long e = first + k * 256 + threadIdx.x;
-            if (e < n) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
                 acc_0 = acc_0 + double(unio_abs(q[e]));
             }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
     if (threadIdx.x == 0) {
-        int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-            seen += n - first < 2048 ? int(n - first) : 2048;
-        }
-        row[0] = seen;
+        row[0] = n;
         row[1] = gridDim.x;
         sums_[size_t(blockIdx.x) * 1 + 0] = total_0;
     }
@@ -68,17 +101,10 @@ UNIO_KERNEL(256) sp4_q_abs_ref_finish(
     UNIO_INOUT(float, q_abs_ref_observed),
     UNIO_INOUT(float, q_abs_ref_smoothing),
     UNIO_INOUT(int, q_abs_ref_skipped),
-    int parts
+    int parts,
+    int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    int seen = 0;
-    for (int part = 0; part < parts; ++part) {
-        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 4;
-        for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 4];
-        }
-    }
-    const int n = seen;
     const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 1, 0, parts), partial);
 
     if (threadIdx.x == 0 && n > 0) {

@@ -25,10 +25,32 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Batch mean of the VSN softmax mask, for each feature group.
 // From `vsn_mask` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_vsn_mask_count(
+UNIO_KERNEL(256) sp4_vsn_mask(
     UNIO_IN(real, mask),
-    UNIO_OUT(int, rows_),
-    UNIO_OUT(double, sums_),
+    UNIO_INOUT(float, vsn_mask_ema_0_slot),
+    UNIO_INOUT(float, vsn_mask_ema_0_observed),
+    UNIO_INOUT(float, vsn_mask_ema_0_smoothing),
+    UNIO_INOUT(int, vsn_mask_ema_0_skipped),
+    UNIO_INOUT(float, vsn_mask_ema_1_slot),
+    UNIO_INOUT(float, vsn_mask_ema_1_observed),
+    UNIO_INOUT(float, vsn_mask_ema_1_smoothing),
+    UNIO_INOUT(int, vsn_mask_ema_1_skipped),
+    UNIO_INOUT(float, vsn_mask_ema_2_slot),
+    UNIO_INOUT(float, vsn_mask_ema_2_observed),
+    UNIO_INOUT(float, vsn_mask_ema_2_smoothing),
+    UNIO_INOUT(int, vsn_mask_ema_2_skipped),
+    UNIO_INOUT(float, vsn_mask_ema_3_slot),
+    UNIO_INOUT(float, vsn_mask_ema_3_observed),
+    UNIO_INOUT(float, vsn_mask_ema_3_smoothing),
+    UNIO_INOUT(int, vsn_mask_ema_3_skipped),
+    UNIO_INOUT(float, vsn_mask_ema_4_slot),
+    UNIO_INOUT(float, vsn_mask_ema_4_observed),
+    UNIO_INOUT(float, vsn_mask_ema_4_smoothing),
+    UNIO_INOUT(int, vsn_mask_ema_4_skipped),
+    UNIO_INOUT(float, vsn_mask_ema_5_slot),
+    UNIO_INOUT(float, vsn_mask_ema_5_observed),
+    UNIO_INOUT(float, vsn_mask_ema_5_smoothing),
+    UNIO_INOUT(int, vsn_mask_ema_5_skipped),
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
@@ -38,13 +60,13 @@ UNIO_KERNEL(256) sp4_vsn_mask_count(
     double acc_3 = 0.0;
     double acc_4 = 0.0;
     double acc_5 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time so that their loads overlap. Quantiles
-    // count the values near the last answer, and how many lie above.
-    for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-            const long long e = first + k * 256 + threadIdx.x;
-            if (e < n) {
+    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
                 acc_0 = acc_0 + double(mask[e * 6 + unio_row(0, 6)]);
                 acc_1 = acc_1 + double(mask[e * 6 + unio_row(1, 6)]);
                 acc_2 = acc_2 + double(mask[e * 6 + unio_row(2, 6)]);
@@ -61,14 +83,100 @@ UNIO_KERNEL(256) sp4_vsn_mask_count(
     const double total_4 = unio_block_sum(acc_4, partial);
     const double total_5 = unio_block_sum(acc_5, partial);
 
-    // A row a block: how many elements it saw, how many blocks there are; for each quantile what is finite, above, in the window.
+    if (threadIdx.x == 0 && n > 0) {
+        const real stat_0 = real(total_0 / double(n));
+        const real stat_1 = real(total_1 / double(n));
+        const real stat_2 = real(total_2 / double(n));
+        const real stat_3 = real(total_3 / double(n));
+        const real stat_4 = real(total_4 / double(n));
+        const real stat_5 = real(total_5 / double(n));
+        const real vsn_mask_ema_0_x = stat_0;
+        vsn_mask_ema_0_observed[0] = vsn_mask_ema_0_x;
+        if (unio_isfinite(vsn_mask_ema_0_x)) {
+            pearl_ad_law(vsn_mask_ema_0_x, vsn_mask_ema_0_slot, vsn_mask_ema_0_smoothing);
+        } else {
+            vsn_mask_ema_0_skipped[0] = vsn_mask_ema_0_skipped[0] + 1;
+        }
+        const real vsn_mask_ema_1_x = stat_1;
+        vsn_mask_ema_1_observed[0] = vsn_mask_ema_1_x;
+        if (unio_isfinite(vsn_mask_ema_1_x)) {
+            pearl_ad_law(vsn_mask_ema_1_x, vsn_mask_ema_1_slot, vsn_mask_ema_1_smoothing);
+        } else {
+            vsn_mask_ema_1_skipped[0] = vsn_mask_ema_1_skipped[0] + 1;
+        }
+        const real vsn_mask_ema_2_x = stat_2;
+        vsn_mask_ema_2_observed[0] = vsn_mask_ema_2_x;
+        if (unio_isfinite(vsn_mask_ema_2_x)) {
+            pearl_ad_law(vsn_mask_ema_2_x, vsn_mask_ema_2_slot, vsn_mask_ema_2_smoothing);
+        } else {
+            vsn_mask_ema_2_skipped[0] = vsn_mask_ema_2_skipped[0] + 1;
+        }
+        const real vsn_mask_ema_3_x = stat_3;
+        vsn_mask_ema_3_observed[0] = vsn_mask_ema_3_x;
+        if (unio_isfinite(vsn_mask_ema_3_x)) {
+            pearl_ad_law(vsn_mask_ema_3_x, vsn_mask_ema_3_slot, vsn_mask_ema_3_smoothing);
+        } else {
+            vsn_mask_ema_3_skipped[0] = vsn_mask_ema_3_skipped[0] + 1;
+        }
+        const real vsn_mask_ema_4_x = stat_4;
+        vsn_mask_ema_4_observed[0] = vsn_mask_ema_4_x;
+        if (unio_isfinite(vsn_mask_ema_4_x)) {
+            pearl_ad_law(vsn_mask_ema_4_x, vsn_mask_ema_4_slot, vsn_mask_ema_4_smoothing);
+        } else {
+            vsn_mask_ema_4_skipped[0] = vsn_mask_ema_4_skipped[0] + 1;
+        }
+        const real vsn_mask_ema_5_x = stat_5;
+        vsn_mask_ema_5_observed[0] = vsn_mask_ema_5_x;
+        if (unio_isfinite(vsn_mask_ema_5_x)) {
+            pearl_ad_law(vsn_mask_ema_5_x, vsn_mask_ema_5_slot, vsn_mask_ema_5_smoothing);
+        } else {
+            vsn_mask_ema_5_skipped[0] = vsn_mask_ema_5_skipped[0] + 1;
+        }
+    }
+}
+
+// Batch mean of the VSN softmax mask, for each feature group.
+// From `vsn_mask` in specs/sp4/producers.toml.
+UNIO_KERNEL(512) sp4_vsn_mask_count(
+    UNIO_IN(real, mask),
+    UNIO_OUT(int, rows_),
+    UNIO_OUT(double, sums_),
+    int n
+) {
+    UNIO_SHARED(double, partial, 0);
+    double acc_0 = 0.0;
+    double acc_1 = 0.0;
+    double acc_2 = 0.0;
+    double acc_3 = 0.0;
+    double acc_4 = 0.0;
+    double acc_5 = 0.0;
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            if (place < unsigned(n)) {
+                const int e = int(place);
+                acc_0 = acc_0 + double(mask[e * 6 + unio_row(0, 6)]);
+                acc_1 = acc_1 + double(mask[e * 6 + unio_row(1, 6)]);
+                acc_2 = acc_2 + double(mask[e * 6 + unio_row(2, 6)]);
+                acc_3 = acc_3 + double(mask[e * 6 + unio_row(3, 6)]);
+                acc_4 = acc_4 + double(mask[e * 6 + unio_row(4, 6)]);
+                acc_5 = acc_5 + double(mask[e * 6 + unio_row(5, 6)]);
+            }
+        }
+    }
+    const double total_0 = unio_block_sum(acc_0, partial);
+    const double total_1 = unio_block_sum(acc_1, partial);
+    const double total_2 = unio_block_sum(acc_2, partial);
+    const double total_3 = unio_block_sum(acc_3, partial);
+    const double total_4 = unio_block_sum(acc_4, partial);
+    const double total_5 = unio_block_sum(acc_5, partial);
+
+    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
     if (threadIdx.x == 0) {
-        int seen = 0;
-        for (long long first = (long long)(blockIdx.x) * 2048; first < n; first += gridDim.x * 2048) {
-            seen += n - first < 2048 ? int(n - first) : 2048;
-        }
-        row[0] = seen;
+        row[0] = n;
         row[1] = gridDim.x;
         sums_[size_t(blockIdx.x) * 6 + 0] = total_0;
         sums_[size_t(blockIdx.x) * 6 + 1] = total_1;
@@ -108,17 +216,10 @@ UNIO_KERNEL(256) sp4_vsn_mask_finish(
     UNIO_INOUT(float, vsn_mask_ema_5_observed),
     UNIO_INOUT(float, vsn_mask_ema_5_smoothing),
     UNIO_INOUT(int, vsn_mask_ema_5_skipped),
-    int parts
+    int parts,
+    int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    int seen = 0;
-    for (int part = 0; part < parts; ++part) {
-        const int* const first = rows_ + size_t(part) * UNIO_ROWS * 4;
-        for (int row = 0; row < first[1]; ++row) {
-            seen += first[size_t(row) * 4];
-        }
-    }
-    const int n = seen;
     const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 6, 0, parts), partial);
     const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 6, 1, parts), partial);
     const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 6, 2, parts), partial);

@@ -2,97 +2,123 @@
 // Counting without atomics, for quantiles of magnitudes: the order of a float's bits is that of its value.
 #ifndef UNIO_STATISTICS
 #define UNIO_STATISTICS
+// Bins of a level of the search: the exponent, then the top bits of the mantissa.
 #define UNIO_BINS 256
+// Bins of both levels that lie about the last answer. Few, so that most elements are told off by one comparison.
+#define UNIO_WINDOW 64
+// Rows that a part of a union has room for: the most blocks of its launch. Each row tells how many there are.
+#define UNIO_ROWS 264
 
 // Adds one to each lane's bin in the warp's own row; lanes that share a bin elect one of them. Other bins count nothing.
-UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
+template <int BINS> UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
     const unsigned peers = __match_any_sync(0xffffffffu, bin);
-    if (bin < UNIO_BINS && lane == __ffs(peers) - 1) {
+    if (unsigned(bin) < unsigned(BINS) && lane == __ffs(peers) - 1) {
         row[bin] = row[bin] + __popc(peers);
     }
     __syncwarp();
 }
 
-// Sum over the block's threads, in a fixed tree; `partial` has room for one number a thread. Every thread has the result.
-UNIO_DEVICE double unio_block_sum(double value, double* partial) {
-    partial[threadIdx.x] = value;
-    __syncthreads();
-    for (int half = UNIO_BINS / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) {
-            partial[threadIdx.x] = partial[threadIdx.x] + partial[threadIdx.x + half];
-        }
-        __syncthreads();
+// The exponent of a value that is finite; else no bin.
+UNIO_DEVICE int unio_exponent(float value) {
+    return unio_isfinite(value) ? int(__float_as_uint(value) >> 23 & 255u) : UNIO_BINS;
+}
+// The top bits of the mantissa of a value that is finite and has this exponent; else no bin.
+UNIO_DEVICE int unio_mantissa(float value, int exponent) {
+    return unio_exponent(value) == exponent ? int(__float_as_uint(value) >> 15 & 255u) : UNIO_BINS;
+}
+// The bin of both levels, and the first one that is not finite.
+UNIO_DEVICE int unio_key(float value) { return int((__float_as_uint(value) & 0x7fffffffu) >> 15); }
+#define UNIO_NOT_FINITE 0xff00
+
+// A window begins where the last answer says, but never at bin 0: what holds no element looks like a zero and lies below.
+UNIO_DEVICE int unio_window(int told) { return told < 1 ? 1 : told; }
+
+// Sum over the block's threads, in a fixed tree; `partial` has room for one number a warp. Every thread has the result.
+template <class T> UNIO_DEVICE T unio_block_sum(T value, T* partial) {
+    const int lane = threadIdx.x % 32;
+    value = unio_lanes_sum<32>(value);
+    if (lane == 0) {
+        partial[threadIdx.x / 32] = value;
     }
-    const double total = partial[0];
+    __syncthreads();
+    const T total = unio_lanes_sum<32>(lane < int(blockDim.x) / 32 ? partial[lane] : T(0));
     __syncthreads();
     return total;
 }
 
 // The largest over the block's threads.
 UNIO_DEVICE double unio_block_max(double value, double* partial) {
-    partial[threadIdx.x] = value;
-    __syncthreads();
-    for (int half = UNIO_BINS / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) {
-            partial[threadIdx.x] = unio_max(partial[threadIdx.x], partial[threadIdx.x + half]);
-        }
-        __syncthreads();
+    const int lane = threadIdx.x % 32;
+    value = unio_lanes_max<32>(value);
+    if (lane == 0) {
+        partial[threadIdx.x / 32] = value;
     }
-    const double top = partial[0];
+    __syncthreads();
+    const double top = unio_lanes_max<32>(lane < int(blockDim.x) / 32 ? partial[lane] : -double(unio_inf()));
     __syncthreads();
     return top;
 }
 
-// How many lie in the thread's bin, over the rows of all warps. Takes a block of UNIO_BINS threads.
-UNIO_DEVICE int unio_total(const int* rows) {
+// How many lie in the thread's bin, over the rows of all warps.
+template <int BINS> UNIO_DEVICE int unio_total(const int* rows) {
     int total = 0;
-    for (int warp = 0; warp < UNIO_BINS / 32; ++warp) {
-        total += rows[warp * UNIO_BINS + threadIdx.x];
+    for (int warp = 0; threadIdx.x < BINS && warp < int(blockDim.x) / 32; ++warp) {
+        total += rows[warp * BINS + threadIdx.x];
     }
     return total;
 }
 
-// counted[b] = sum of the totals that threads 0 to b bring.
-UNIO_DEVICE void unio_prefix(int total, int* counted) {
-    const int bin = threadIdx.x;
-    counted[bin] = total;
-    __syncthreads();
-    for (int step = 1; step < UNIO_BINS; step *= 2) {
-        const int below = bin >= step ? counted[bin - step] : 0;
-        __syncthreads();
-        counted[bin] += below;
-        __syncthreads();
+// counted[b] = sum of the totals that threads 0 to b bring. Behind the bins there is room for one number a warp.
+template <int BINS> UNIO_DEVICE void unio_prefix(int total, int* counted) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(0xffffffffu, total, step);
+        total += lane >= step ? below : 0;
     }
+    if (lane == 31) {
+        counted[BINS + warp] = total;
+    }
+    __syncthreads();
+    total += unio_lanes_sum<32>(lane < warp ? counted[BINS + lane] : 0);
+    if (threadIdx.x < BINS) {
+        counted[threadIdx.x] = total;
+    }
+    __syncthreads();
 }
 
 // counted[b] = how many lie in bins 0 to b, over the rows of all warps.
-UNIO_DEVICE void unio_scan(const int* rows, int* counted) { unio_prefix(unio_total(rows), counted); }
+UNIO_DEVICE void unio_scan(const int* rows, int* counted) { unio_prefix<UNIO_BINS>(unio_total<UNIO_BINS>(rows), counted); }
 
-// Rows that a part of a union has room for: the most blocks of its launch. The first row tells how many there are.
-#define UNIO_ROWS 264
-
-// The thread's column, from `column` on, summed over the rows of all parts.
-UNIO_DEVICE int unio_column(const int* rows, int width, int column, int parts) {
+// Elements of all parts.
+UNIO_DEVICE int unio_elements(const int* rows, int width, int parts) {
     int total = 0;
     for (int part = 0; part < parts; ++part) {
-        const int* first = rows + size_t(part) * UNIO_ROWS * width;
-        for (int row = 0; row < first[1]; ++row) {
-            total += first[size_t(row) * width + column + threadIdx.x];
-        }
+        total += rows[size_t(part) * UNIO_ROWS * width];
     }
     return total;
 }
 
-// The same over the second table, whose rows the first one counts.
-UNIO_DEVICE int unio_refined(const int* rows, int width, const int* refined, int refined_width, int column, int parts) {
+// The thread's column of a table, from `column` on, summed over the rows of all parts, which the first table tells. Threads
+// beyond the columns help; `joined` has room for one number a thread.
+template <int COLUMNS>
+UNIO_DEVICE int unio_columns(
+    const int* rows, int width, const int* table, int table_width, int column, int parts, int* joined) {
+    const int groups = blockDim.x / COLUMNS;
     int total = 0;
     for (int part = 0; part < parts; ++part) {
         const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
-        const int* first = refined + size_t(part) * UNIO_ROWS * refined_width;
-        for (int row = 0; row < active; ++row) {
-            total += first[size_t(row) * refined_width + column + threadIdx.x];
+        const int* const first = table + size_t(part) * UNIO_ROWS * table_width + column + threadIdx.x % COLUMNS;
+        UNIO_UNROLL(8) for (int row = threadIdx.x / COLUMNS; row < active; row += groups) {
+            total += first[size_t(row) * table_width];
         }
     }
+    joined[threadIdx.x] = total;
+    __syncthreads();
+    total = 0;
+    for (int group = 0; threadIdx.x < COLUMNS && group < groups; ++group) {
+        total += joined[group * COLUMNS + threadIdx.x];
+    }
+    __syncthreads();
     return total;
 }
 
@@ -101,52 +127,51 @@ UNIO_DEVICE double unio_sum_rows(const int* rows, int width, const double* sums,
     double total = 0.0;
     for (int part = 0; part < parts; ++part) {
         const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
-        for (int row = threadIdx.x; row < active; row += UNIO_BINS) {
+        for (int row = threadIdx.x; row < active; row += blockDim.x) {
             total += sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place];
         }
     }
     return total;
 }
 
-// The thread's share of one count of all rows.
-UNIO_DEVICE double unio_count_rows(const int* rows, int width, int place, int parts) {
-    double total = 0.0;
-    for (int part = 0; part < parts; ++part) {
-        const int* first = rows + size_t(part) * UNIO_ROWS * width;
-        for (int row = threadIdx.x; row < first[1]; row += UNIO_BINS) {
-            total += double(first[size_t(row) * width + place]);
-        }
-    }
-    return total;
-}
-
-// The same for a maximum.
+// The same for a maximum; a part without elements has none.
 UNIO_DEVICE double unio_max_rows(const int* rows, int width, const double* sums, int sum_width, int place, int parts) {
     double top = -double(unio_inf());
     for (int part = 0; part < parts; ++part) {
-        const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
-        for (int row = threadIdx.x; row < active; row += UNIO_BINS) {
-            // A row that saw nothing has no largest.
-            if (rows[(size_t(part) * UNIO_ROWS + row) * width] > 0) {
-                top = unio_max(top, sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place]);
-            }
+        const int* const first = rows + size_t(part) * UNIO_ROWS * width;
+        for (int row = threadIdx.x; first[0] > 0 && row < first[1]; row += blockDim.x) {
+            top = unio_max(top, sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place]);
         }
     }
     return top;
 }
 
+// The thread's share of one count of all rows.
+UNIO_DEVICE int unio_count_rows(const int* rows, int width, int place, int parts) {
+    int total = 0;
+    for (int part = 0; part < parts; ++part) {
+        const int* const first = rows + size_t(part) * UNIO_ROWS * width;
+        for (int row = threadIdx.x; row < first[1]; row += blockDim.x) {
+            total += first[size_t(row) * width + place];
+        }
+    }
+    return total;
+}
+
 // found = bin that holds the rank, how many lie below it, how many lie in it.
-UNIO_DEVICE void unio_find(const int* counted, int rank, int* found) {
+template <int BINS> UNIO_DEVICE void unio_find(const int* counted, int rank, int* found) {
     if (threadIdx.x < 3) {
         found[threadIdx.x] = 0;
     }
     __syncthreads();
-    const int bin = threadIdx.x;
-    const int below = bin > 0 ? counted[bin - 1] : 0;
-    if (below < rank && rank <= counted[bin]) {
-        found[0] = bin;
-        found[1] = below;
-        found[2] = counted[bin] - below;
+    if (threadIdx.x < BINS) {
+        const int bin = threadIdx.x;
+        const int below = bin > 0 ? counted[bin - 1] : 0;
+        if (below < rank && rank <= counted[bin]) {
+            found[0] = bin;
+            found[1] = below;
+            found[2] = counted[bin] - below;
+        }
     }
     __syncthreads();
 }
