@@ -52,7 +52,7 @@ fn record(work: &str, size: &str, bench: &Bench<'_>, part: &Part) {
     let local = shapes.iter().filter_map(|s| s.attributes.map(|a| a.local_bytes)).max();
     put(&serde_json::json!({
         "work": work, "size": size, "us": us, "cold_us": cold_us, "bytes": part.bytes(),
-        "launches": part.launches().len(), "local_bytes": local,
+        "launches": shapes.len(), "local_bytes": local,
     }));
 }
 
@@ -90,7 +90,7 @@ fn p99() {
     let _alone = alone();
     let entry = "[producer.p99]\ndoc = \"p99\"\nread = { x = \"data\" }\nsignal = \"p99(abs(x))\"\nsmooth = \"pearl_ad\"\n\
                  reset = \"fold\"\nmonitoring = true\n";
-    let lengths = sizes(&[4096, 1 << 16, 1 << 20, 1 << 24, 1 << 26], 1 << 16);
+    let lengths = sizes(&[4096, 1 << 14, 1 << 16, 1 << 20, 1 << 24, 1 << 26], 1 << 16);
     producer("p99 with smoothing", &["data"], entry, &lengths);
 }
 

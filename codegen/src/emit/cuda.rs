@@ -40,6 +40,7 @@ fn skeletons() -> Handlebars<'static> {
         ("finish", include_str!("../../templates/producer_finish.cu.hbs")),
         ("clear", include_str!("../../templates/producer_clear.hbs")),
         ("start", include_str!("../../templates/producer_start.hbs")),
+        ("elements", include_str!("../../templates/producer_elements.hbs")),
         ("take", include_str!("../../templates/producer_take.hbs")),
         ("accumulate", include_str!("../../templates/producer_accumulate.hbs")),
         ("totals", include_str!("../../templates/producer_totals.hbs")),
@@ -142,24 +143,26 @@ fn step_name(step: ProducerStep) -> &'static str {
 fn producer(text: &ProducerText) -> serde_json::Value {
     let sum = |s: &SumText| {
         json!({
-            "acc": s.acc, "before": ops(&s.before, 4).trim_end(), "value": s.value,
+            "acc": s.acc, "before": ops(&s.before, 3).trim_end(), "value": s.value,
             "total": s.total, "result": s.result, "finish": s.finish, "place": s.place,
         })
     };
     let quantile = |q: &crate::lower::producer::QuantileText| {
         json!({
-            "counts": q.counts, "before": ops(&q.before, 4).trim_end(), "value": q.value, "share": q.share,
+            "counts": q.counts, "before": ops(&q.before, 3).trim_end(), "value": q.value, "share": q.share,
             "result": q.result, "pair": q.pair, "above": q.pair + 1, "column": q.column,
             "window": q.bracket, "settled": q.bracket + 1, "key": q.bracket + 2, "below": q.bracket + 3,
             "inside": q.bracket + 4, "finite": q.bracket + 5, "refined_column": q.refined_column,
         })
     };
-    let (threads, unroll) = (text.threads, text.step.unroll());
+    let (threads, unroll) = (text.threads, Table::UNROLL);
     let looped = format!("unsigned first = blockIdx.x * {threads}; first < unsigned(n); first += {unroll} * step");
     json!({
         "counted": text.counted,
         "reads": text.reads,
         "unroll": unroll,
+        "last": unroll - 1,
+        "chunk": unroll * threads as usize,
         "threads": threads,
         "loop": looped,
         // A value of no element: in the lowest bin, which no window holds, or in none.

@@ -76,8 +76,10 @@ pub struct QuantileText {
 }
 
 /// Names that the skeleton gives itself.
-pub(super) const OWN_NAMES: &[&str] =
-    &["n", "e", "k", "warp", "lane", "counted", "joined", "found", "partial", "bin", "first", "place", "step", "row"];
+pub(super) const OWN_NAMES: &[&str] = &[
+    "n", "e", "k", "warp", "lane", "counted", "joined", "found", "partial", "bin", "first", "place", "there", "step",
+    "row",
+];
 
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {
     let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });

@@ -253,7 +253,9 @@ pub struct Table {
 
 impl Table {
     /// Most rows of one part: the most blocks of its launch. The prelude's `UNIO_ROWS` says the same.
-    pub const ROWS: usize = 264;
+    pub const ROWS: usize = 528;
+    /// Elements that a thread reads before it counts them.
+    pub const UNROLL: usize = 8;
     /// Elements of a part for each block of its launch.
     pub const PER_BLOCK: u32 = 512;
     /// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa. One a thread.

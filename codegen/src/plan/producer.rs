@@ -12,8 +12,11 @@ use crate::model::{Group, Producer, Smoothing, Source};
 use crate::names;
 use crate::spec::entries::ProducerSchedule;
 
-/// Elements that one block reads faster than several could start and join.
-const ONE_BLOCK: usize = 16 * 1024;
+/// Elements that one block reads faster than several could start and join: as many as its threads hold at once.
+const ONE_BLOCK: usize = 2 * ELEMENT_THREADS as usize * Table::UNROLL;
+
+/// Quantiles for which a large block's counts fit into the shared memory of any card.
+const MOST_RANKED: usize = 4;
 
 /// How many elements the launches of a producer find.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -134,7 +137,7 @@ impl Planner<'_> {
             entry: producer.name.clone(),
             doc: producer.doc.clone(),
             loc: producer.loc.clone(),
-            threads: step.threads(),
+            threads: step.threads(&Table::of(program)),
             params,
             body: Body::Producer(body),
         })
@@ -387,20 +390,13 @@ impl ProducerStep {
     }
 
     /// Threads of its blocks; a bin a thread at least where it ranks.
-    fn threads(self) -> u32 {
+    fn threads(self, table: &Table) -> u32 {
         match self {
-            ProducerStep::Count => 2 * ELEMENT_THREADS,
+            // Each warp counts all bins of each quantile in shared memory of its own.
+            ProducerStep::Whole if table.quantiles > MOST_RANKED => ELEMENT_THREADS,
+            ProducerStep::Count | ProducerStep::Whole => 2 * ELEMENT_THREADS,
             ProducerStep::Settle => 4 * ELEMENT_THREADS,
             _ => ELEMENT_THREADS,
-        }
-    }
-
-    /// Elements that a thread reads before it counts them.
-    pub fn unroll(self) -> usize {
-        match self {
-            // One block's reads are all on the way at once where the buffer is small.
-            ProducerStep::Whole => 16,
-            _ => 8,
         }
     }
 

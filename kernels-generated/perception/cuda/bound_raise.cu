@@ -3,7 +3,7 @@
 
 // The bound that the optimizer reads: the slot's, or the step's largest weight where the excess is sustained.
 // From `bound_raise` in specs/perception/control.toml.
-UNIO_KERNEL(256) perception_bound_raise(
+UNIO_KERNEL(512) perception_bound_raise(
     UNIO_IN(float, prev_deficit_steps),
     UNIO_IN(float, now_weight_bound),
     UNIO_IN(float, observed_max_abs_w),
@@ -11,14 +11,14 @@ UNIO_KERNEL(256) perception_bound_raise(
     UNIO_INOUT(int, effective_bound_skipped),
     int n
 ) {
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
         }
     }
 

@@ -10,7 +10,7 @@ UNIO_DEVICE void run_length_law(real x, float* slot, float* states) {
 
 // For how many steps the smoothed excess has lasted.
 // From `deficit_run` in specs/perception/control.toml.
-UNIO_KERNEL(256) perception_deficit_run(
+UNIO_KERNEL(512) perception_deficit_run(
     UNIO_IN(float, now_rate_deficit_ema),
     UNIO_INOUT(float, deficit_steps_slot),
     UNIO_INOUT(float, deficit_steps_observed),
@@ -18,14 +18,14 @@ UNIO_KERNEL(256) perception_deficit_run(
     UNIO_INOUT(int, deficit_steps_skipped),
     int n
 ) {
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
         }
     }
 

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Pearl B: one read of a group's four buffers for all its signals.
 // From `group_oracle` in specs/perception/control.toml.
-UNIO_KERNEL(256) perception_group_oracle(
+UNIO_KERNEL(512) perception_group_oracle(
     UNIO_IN(real, g),
     UNIO_IN(real, m),
     UNIO_IN(real, v),
@@ -56,11 +56,11 @@ UNIO_KERNEL(256) perception_group_oracle(
     UNIO_SHARED(int, counted, 256);
     UNIO_SHARED(int, found, 1408);
     UNIO_SHARED(int, counts_0, 1424);
-    UNIO_SHARED(int, counts_1, 9616);
-    UNIO_SHARED(int, counts_2, 17808);
+    UNIO_SHARED(int, counts_1, 17808);
+    UNIO_SHARED(int, counts_2, 34192);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_0[bin] = 0;
         counts_1[bin] = 0;
         counts_2[bin] = 0;
@@ -70,30 +70,27 @@ UNIO_KERNEL(256) perception_group_oracle(
     double acc_4 = 0.0;
     double acc_6 = 0.0;
     float acc_5 = -unio_inf();
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        float counts_0_value[16];
-        float counts_1_value[16];
-        float counts_2_value[16];
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    float counts_0_value[8];
+    float counts_1_value[8];
+    float counts_2_value[8];
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            counts_1_value[k] = unio_nan();
-            counts_2_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_3 = acc_3 + (double(w[e]) * double(g[e]));
-                acc_4 = acc_4 + (double(w[e]) * double(w[e]));
-                acc_6 = acc_6 + double(real(unio_isfinite(w[e]) ? 1 : 1));
-                acc_5 = unio_max(acc_5, float(unio_abs(w[e])));
-                counts_0_value[k] = unio_abs(w[e]);
-                counts_1_value[k] = unio_abs(m[e]);
-                counts_2_value[k] = unio_abs(v[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_3 = acc_3 + (there ? (double(w[e]) * double(g[e])) : 0.0);
+            acc_4 = acc_4 + (there ? (double(w[e]) * double(w[e])) : 0.0);
+            acc_6 = acc_6 + (there ? double(real(unio_isfinite(w[e]) ? 1 : 1)) : 0.0);
+            acc_5 = unio_max(acc_5, there ? float(unio_abs(w[e])) : -unio_inf());
+            counts_0_value[k] = there ? unio_abs(w[e]) : unio_nan();
+            counts_1_value[k] = there ? unio_abs(m[e]) : unio_nan();
+            counts_2_value[k] = there ? unio_abs(v[e]) : unio_nan();
         }
         // Quantiles count the exponents of finite values.
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             if (first + k * step < unsigned(n)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
                 unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
@@ -114,19 +111,20 @@ UNIO_KERNEL(256) perception_group_oracle(
     unio_find<UNIO_BINS>(counted, stat_0_rank, found);
     const int stat_0_exponent = found[0];
     const int stat_0_below = found[1];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_0[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            float counts_0_value = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value = unio_abs(w[e]);
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            // What a single turn read is still at hand.
+            if (n > 4096) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                counts_0_value[k] = there ? unio_abs(w[e]) : unio_nan();
             }
-            const int bin = unio_mantissa(counts_0_value, stat_0_exponent);
+            const int bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
             if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, bin, lane);
             }
@@ -145,19 +143,20 @@ UNIO_KERNEL(256) perception_group_oracle(
     unio_find<UNIO_BINS>(counted, stat_1_rank, found);
     const int stat_1_exponent = found[0];
     const int stat_1_below = found[1];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_1[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            float counts_1_value = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_1_value = unio_abs(m[e]);
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            // What a single turn read is still at hand.
+            if (n > 4096) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                counts_1_value[k] = there ? unio_abs(m[e]) : unio_nan();
             }
-            const int bin = unio_mantissa(counts_1_value, stat_1_exponent);
+            const int bin = unio_mantissa(counts_1_value[k], stat_1_exponent);
             if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, bin, lane);
             }
@@ -176,19 +175,20 @@ UNIO_KERNEL(256) perception_group_oracle(
     unio_find<UNIO_BINS>(counted, stat_2_rank, found);
     const int stat_2_exponent = found[0];
     const int stat_2_below = found[1];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_2[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            float counts_2_value = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_2_value = unio_abs(v[e]);
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            // What a single turn read is still at hand.
+            if (n > 4096) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                counts_2_value[k] = there ? unio_abs(v[e]) : unio_nan();
             }
-            const int bin = unio_mantissa(counts_2_value, stat_2_exponent);
+            const int bin = unio_mantissa(counts_2_value[k], stat_2_exponent);
             if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, bin, lane);
             }
@@ -198,6 +198,518 @@ UNIO_KERNEL(256) perception_group_oracle(
     unio_scan(counts_2, counted);
     unio_find<UNIO_BINS>(counted, stat_2_rank - stat_2_below, found);
     const float stat_2_value = unio_bin_value(stat_2_exponent, found[0], stat_2_rank - stat_2_below - found[1], found[2]);
+
+    if (threadIdx.x == 0 && n > 0) {
+        const real stat_3 = real(total_3);
+        const real stat_4 = real(total_4);
+        const real stat_6 = real(total_6);
+        const real stat_5 = real(total_5);
+        const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
+        const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
+        const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
+        const real weight_bound_x = stat_0;
+        weight_bound_observed[0] = weight_bound_x;
+        if (unio_isfinite(weight_bound_x)) {
+            pearl_ad_law(weight_bound_x, weight_bound_slot, weight_bound_smoothing);
+        } else {
+            weight_bound_skipped[0] = weight_bound_skipped[0] + 1;
+        }
+        const real adam_m_bound_x = stat_1;
+        adam_m_bound_observed[0] = adam_m_bound_x;
+        if (unio_isfinite(adam_m_bound_x)) {
+            pearl_ad_law(adam_m_bound_x, adam_m_bound_slot, adam_m_bound_smoothing);
+        } else {
+            adam_m_bound_skipped[0] = adam_m_bound_skipped[0] + 1;
+        }
+        const real adam_v_bound_x = stat_2;
+        adam_v_bound_observed[0] = adam_v_bound_x;
+        if (unio_isfinite(adam_v_bound_x)) {
+            pearl_ad_law(adam_v_bound_x, adam_v_bound_slot, adam_v_bound_smoothing);
+        } else {
+            adam_v_bound_skipped[0] = adam_v_bound_skipped[0] + 1;
+        }
+        const real wd_rate_x = unio_abs(stat_3) / unio_max(stat_4, real(1e-8));
+        wd_rate_observed[0] = wd_rate_x;
+        if (unio_isfinite(wd_rate_x)) {
+            pearl_ad_law(wd_rate_x, wd_rate_slot, wd_rate_smoothing);
+        } else {
+            wd_rate_skipped[0] = wd_rate_skipped[0] + 1;
+        }
+        const real max_abs_w_x = stat_5;
+        max_abs_w_observed[0] = max_abs_w_x;
+        if (!unio_isfinite(max_abs_w_x)) {
+            max_abs_w_skipped[0] = max_abs_w_skipped[0] + 1;
+        }
+        const real elements_x = stat_6;
+        elements_observed[0] = elements_x;
+        if (!unio_isfinite(elements_x)) {
+            elements_skipped[0] = elements_skipped[0] + 1;
+        }
+    }
+}
+
+// Pearl B: one read of a group's four buffers for all its signals.
+// From `group_oracle` in specs/perception/control.toml.
+UNIO_KERNEL(512) perception_group_oracle_count(
+    UNIO_IN(real, g),
+    UNIO_IN(real, m),
+    UNIO_IN(real, v),
+    UNIO_IN(real, w),
+    UNIO_OUT(int, rows_),
+    UNIO_OUT(double, sums_),
+    UNIO_IN(int, brackets_),
+    int n
+) {
+    UNIO_SHARED(double, partial, 0);
+    UNIO_SHARED(int, joined, 256);
+    UNIO_SHARED(int, counts_0, 2304);
+    UNIO_SHARED(int, counts_1, 6400);
+    UNIO_SHARED(int, counts_2, 10496);
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    for (int bin = threadIdx.x; bin < 1024; bin += 512) {
+        counts_0[bin] = 0;
+        counts_1[bin] = 0;
+        counts_2[bin] = 0;
+    }
+    __syncthreads();
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_0_window = unio_window(brackets_[0]);
+    int counts_0_beyond = 0;
+    int counts_0_not_finite = 0;
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_1_window = unio_window(brackets_[8]);
+    int counts_1_beyond = 0;
+    int counts_1_not_finite = 0;
+    // Quantiles count the values near the last answer, and how many lie above.
+    const int counts_2_window = unio_window(brackets_[16]);
+    int counts_2_beyond = 0;
+    int counts_2_not_finite = 0;
+    double acc_3 = 0.0;
+    double acc_4 = 0.0;
+    double acc_6 = 0.0;
+    float acc_5 = -unio_inf();
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        float counts_1_value[8];
+        float counts_2_value[8];
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            acc_3 = acc_3 + (double(w[e]) * double(g[e]));
+            acc_4 = acc_4 + (double(w[e]) * double(w[e]));
+            acc_6 = acc_6 + double(real(unio_isfinite(w[e]) ? 1 : 1));
+            acc_5 = unio_max(acc_5, float(unio_abs(w[e])));
+            counts_0_value[k] = unio_abs(w[e]);
+            counts_1_value[k] = unio_abs(m[e]);
+            counts_2_value[k] = unio_abs(v[e]);
+        }
+        } else {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_3 = acc_3 + (there ? (double(w[e]) * double(g[e])) : 0.0);
+            acc_4 = acc_4 + (there ? (double(w[e]) * double(w[e])) : 0.0);
+            acc_6 = acc_6 + (there ? double(real(unio_isfinite(w[e]) ? 1 : 1)) : 0.0);
+            acc_5 = unio_max(acc_5, there ? float(unio_abs(w[e])) : -unio_inf());
+            counts_0_value[k] = there ? unio_abs(w[e]) : 0.0f;
+            counts_1_value[k] = there ? unio_abs(m[e]) : 0.0f;
+            counts_2_value[k] = there ? unio_abs(v[e]) : 0.0f;
+        }
+        }
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
+            if (__any_sync(0xffffffffu, counts_0_bin >= 0)) {
+                counts_0_beyond += counts_0_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_0_not_finite += counts_0_bin >= UNIO_NOT_FINITE - counts_0_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_0 + warp * UNIO_WINDOW, counts_0_bin, lane);
+            }
+            const int counts_1_bin = unio_key(counts_1_value[k]) - counts_1_window;
+            if (__any_sync(0xffffffffu, counts_1_bin >= 0)) {
+                counts_1_beyond += counts_1_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_1_not_finite += counts_1_bin >= UNIO_NOT_FINITE - counts_1_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_1 + warp * UNIO_WINDOW, counts_1_bin, lane);
+            }
+            const int counts_2_bin = unio_key(counts_2_value[k]) - counts_2_window;
+            if (__any_sync(0xffffffffu, counts_2_bin >= 0)) {
+                counts_2_beyond += counts_2_bin >= UNIO_WINDOW ? 1 : 0;
+                counts_2_not_finite += counts_2_bin >= UNIO_NOT_FINITE - counts_2_window ? 1 : 0;
+                unio_count<UNIO_WINDOW>(counts_2 + warp * UNIO_WINDOW, counts_2_bin, lane);
+            }
+        }
+    }
+    const double total_3 = unio_block_sum(acc_3, partial);
+    const double total_4 = unio_block_sum(acc_4, partial);
+    const double total_6 = unio_block_sum(acc_6, partial);
+    const double total_5 = unio_block_max(acc_5, partial);
+
+    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
+    int* const row = rows_ + size_t(blockIdx.x) * 202;
+    __syncthreads();
+    const int counts_0_not_finite_total = unio_block_sum(counts_0_not_finite, joined);
+    const int counts_0_beyond_total = unio_block_sum(counts_0_beyond, joined);
+    const int counts_1_not_finite_total = unio_block_sum(counts_1_not_finite, joined);
+    const int counts_1_beyond_total = unio_block_sum(counts_1_beyond, joined);
+    const int counts_2_not_finite_total = unio_block_sum(counts_2_not_finite, joined);
+    const int counts_2_beyond_total = unio_block_sum(counts_2_beyond, joined);
+    if (threadIdx.x == 0) {
+        row[0] = n;
+        row[1] = gridDim.x;
+        sums_[size_t(blockIdx.x) * 4 + 0] = total_3;
+        sums_[size_t(blockIdx.x) * 4 + 1] = total_4;
+        sums_[size_t(blockIdx.x) * 4 + 3] = total_6;
+        sums_[size_t(blockIdx.x) * 4 + 2] = total_5;
+        row[4] = counts_0_not_finite_total;
+        row[5] = counts_0_beyond_total - counts_0_not_finite_total;
+        row[6] = counts_1_not_finite_total;
+        row[7] = counts_1_beyond_total - counts_1_not_finite_total;
+        row[8] = counts_2_not_finite_total;
+        row[9] = counts_2_beyond_total - counts_2_not_finite_total;
+    }
+    if (threadIdx.x < UNIO_WINDOW) {
+        row[10 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_0);
+        row[74 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_1);
+        row[138 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_2);
+    }
+}
+
+// Pearl B: one read of a group's four buffers for all its signals.
+// From `group_oracle` in specs/perception/control.toml.
+UNIO_KERNEL(1024) perception_group_oracle_settle(
+    UNIO_IN(int, rows_),
+    UNIO_INOUT(int, brackets_),
+    int parts,
+    int n
+) {
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counted, 4096);
+    UNIO_SHARED(int, found, 5248);
+    // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    if (blockIdx.x == 0) {
+        const int window = unio_window(brackets_[0]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 202, 5, parts), joined);
+        const int finite = n
+            - unio_block_sum(unio_count_rows(rows_, 202, 4, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 10, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
+        const int rank = unio_rank(0.99, finite);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
+        if (threadIdx.x == 0) {
+            brackets_[1] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[2] = lowest ? 0 : window + found[0];
+            brackets_[3] = lowest ? 0 : below + found[1];
+            brackets_[4] = lowest ? below : found[2];
+            brackets_[5] = finite;
+        }
+    }
+    if (blockIdx.x == 1) {
+        const int window = unio_window(brackets_[8]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 202, 7, parts), joined);
+        const int finite = n
+            - unio_block_sum(unio_count_rows(rows_, 202, 6, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 74, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
+        const int rank = unio_rank(0.99, finite);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
+        if (threadIdx.x == 0) {
+            brackets_[9] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[10] = lowest ? 0 : window + found[0];
+            brackets_[11] = lowest ? 0 : below + found[1];
+            brackets_[12] = lowest ? below : found[2];
+            brackets_[13] = finite;
+        }
+    }
+    if (blockIdx.x == 2) {
+        const int window = unio_window(brackets_[16]);
+        const int beyond = unio_block_sum(unio_count_rows(rows_, 202, 9, parts), joined);
+        const int finite = n
+            - unio_block_sum(unio_count_rows(rows_, 202, 8, parts), joined);
+        unio_prefix<UNIO_WINDOW>(
+            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 138, parts, joined), counted);
+        const int inside = counted[UNIO_WINDOW - 1];
+        const int below = finite - beyond - inside;
+        const int rank = unio_rank(0.99, finite);
+        unio_find<UNIO_WINDOW>(counted, rank - below, found);
+        // Below a window that begins at bin 1 there is only bin 0.
+        const bool lowest = window == 1 && rank <= below;
+        if (threadIdx.x == 0) {
+            brackets_[17] = finite == 0 || lowest || (rank > below && rank <= below + inside) ? 1 : 0;
+            brackets_[18] = lowest ? 0 : window + found[0];
+            brackets_[19] = lowest ? 0 : below + found[1];
+            brackets_[20] = lowest ? below : found[2];
+            brackets_[21] = finite;
+        }
+    }
+}
+
+// Pearl B: one read of a group's four buffers for all its signals.
+// From `group_oracle` in specs/perception/control.toml.
+UNIO_KERNEL(256) perception_group_oracle_exponents(
+    UNIO_IN(real, g),
+    UNIO_IN(real, m),
+    UNIO_IN(real, v),
+    UNIO_IN(real, w),
+    UNIO_IN(int, brackets_),
+    UNIO_OUT(int, exponents_),
+    int n
+) {
+    UNIO_SHARED(int, counts_0, 0);
+    UNIO_SHARED(int, counts_1, 8192);
+    UNIO_SHARED(int, counts_2, 16384);
+    // Only where a rank was not in its window: counts by exponent.
+    const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0;
+    if (settled) {
+        return;
+    }
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_0[bin] = 0;
+        counts_1[bin] = 0;
+        counts_2[bin] = 0;
+    }
+    __syncthreads();
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        float counts_1_value[8];
+        float counts_2_value[8];
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(w[e]) : unio_nan();
+            counts_1_value[k] = there ? unio_abs(m[e]) : unio_nan();
+            counts_2_value[k] = there ? unio_abs(v[e]) : unio_nan();
+        }
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+            unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
+            unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, unio_exponent(counts_2_value[k]), lane);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < UNIO_BINS) {
+        exponents_[size_t(blockIdx.x) * 768 + 0 + threadIdx.x] = unio_total<UNIO_BINS>(counts_0);
+        exponents_[size_t(blockIdx.x) * 768 + 256 + threadIdx.x] = unio_total<UNIO_BINS>(counts_1);
+        exponents_[size_t(blockIdx.x) * 768 + 512 + threadIdx.x] = unio_total<UNIO_BINS>(counts_2);
+    }
+}
+
+// Pearl B: one read of a group's four buffers for all its signals.
+// From `group_oracle` in specs/perception/control.toml.
+UNIO_KERNEL(256) perception_group_oracle_refine(
+    UNIO_IN(real, g),
+    UNIO_IN(real, m),
+    UNIO_IN(real, v),
+    UNIO_IN(real, w),
+    UNIO_IN(int, rows_),
+    UNIO_IN(int, brackets_),
+    UNIO_IN(int, exponents_),
+    UNIO_OUT(int, refined_),
+    int parts,
+    int n
+) {
+    UNIO_SHARED(int, joined, 0);
+    UNIO_SHARED(int, counted, 1024);
+    UNIO_SHARED(int, found, 2176);
+    UNIO_SHARED(int, counts_0, 2192);
+    UNIO_SHARED(int, counts_1, 10384);
+    UNIO_SHARED(int, counts_2, 18576);
+    // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
+    const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0;
+    if (settled) {
+        return;
+    }
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+        counts_0[bin] = 0;
+        counts_1[bin] = 0;
+        counts_2[bin] = 0;
+    }
+    __syncthreads();
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 0, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
+    const int stat_0_exponent = found[0];
+    __syncthreads();
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 256, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[13]), found);
+    const int stat_1_exponent = found[0];
+    __syncthreads();
+    unio_prefix<UNIO_BINS>(
+        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 512, parts, joined), counted);
+    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[21]), found);
+    const int stat_2_exponent = found[0];
+    __syncthreads();
+    const unsigned step = gridDim.x * 256;
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
+        float counts_0_value[8];
+        float counts_1_value[8];
+        float counts_2_value[8];
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const unsigned place = first + k * step + threadIdx.x;
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(w[e]) : unio_nan();
+            counts_1_value[k] = there ? unio_abs(m[e]) : unio_nan();
+            counts_2_value[k] = there ? unio_abs(v[e]) : unio_nan();
+        }
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
+            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
+            }
+            const int counts_1_bin = unio_mantissa(counts_1_value[k], stat_1_exponent);
+            if (__any_sync(0xffffffffu, counts_1_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
+            }
+            const int counts_2_bin = unio_mantissa(counts_2_value[k], stat_2_exponent);
+            if (__any_sync(0xffffffffu, counts_2_bin < UNIO_BINS)) {
+                unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
+            }
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < UNIO_BINS) {
+        refined_[size_t(blockIdx.x) * 768 + 0 + threadIdx.x] = unio_total<UNIO_BINS>(counts_0);
+        refined_[size_t(blockIdx.x) * 768 + 256 + threadIdx.x] = unio_total<UNIO_BINS>(counts_1);
+        refined_[size_t(blockIdx.x) * 768 + 512 + threadIdx.x] = unio_total<UNIO_BINS>(counts_2);
+    }
+}
+
+// Pearl B: one read of a group's four buffers for all its signals.
+// From `group_oracle` in specs/perception/control.toml.
+UNIO_KERNEL(256) perception_group_oracle_finish(
+    UNIO_IN(int, rows_),
+    UNIO_IN(double, sums_),
+    UNIO_INOUT(int, brackets_),
+    UNIO_IN(int, exponents_),
+    UNIO_IN(int, refined_),
+    UNIO_INOUT(float, weight_bound_slot),
+    UNIO_INOUT(float, weight_bound_observed),
+    UNIO_INOUT(float, weight_bound_smoothing),
+    UNIO_INOUT(int, weight_bound_skipped),
+    UNIO_INOUT(float, adam_m_bound_slot),
+    UNIO_INOUT(float, adam_m_bound_observed),
+    UNIO_INOUT(float, adam_m_bound_smoothing),
+    UNIO_INOUT(int, adam_m_bound_skipped),
+    UNIO_INOUT(float, adam_v_bound_slot),
+    UNIO_INOUT(float, adam_v_bound_observed),
+    UNIO_INOUT(float, adam_v_bound_smoothing),
+    UNIO_INOUT(int, adam_v_bound_skipped),
+    UNIO_INOUT(float, wd_rate_slot),
+    UNIO_INOUT(float, wd_rate_observed),
+    UNIO_INOUT(float, wd_rate_smoothing),
+    UNIO_INOUT(int, wd_rate_skipped),
+    UNIO_INOUT(float, max_abs_w_observed),
+    UNIO_INOUT(int, max_abs_w_skipped),
+    UNIO_INOUT(float, elements_observed),
+    UNIO_INOUT(int, elements_skipped),
+    int parts,
+    int n
+) {
+    UNIO_SHARED(double, partial, 0);
+    UNIO_SHARED(int, joined, 256);
+    UNIO_SHARED(int, counted, 1280);
+    UNIO_SHARED(int, found, 2432);
+    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 4, 0, parts), partial);
+    const double total_4 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 4, 1, parts), partial);
+    const double total_6 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 4, 3, parts), partial);
+    const double total_5 = unio_block_max(unio_max_rows(rows_, 202, sums_, 4, 2, parts), partial);
+
+    int stat_0_key = brackets_[2];
+    int stat_0_below = brackets_[3];
+    int stat_0_count = brackets_[4];
+    const int stat_0_finite = brackets_[5];
+    const int stat_0_rank = unio_rank(0.99, stat_0_finite);
+    if (brackets_[1] == 0) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 0, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_0_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 0, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
+        stat_0_key = exponent << 8 | found[0];
+        stat_0_below = lower + found[1];
+        stat_0_count = found[2];
+        __syncthreads();
+    }
+    const float stat_0_value =
+        unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
+    if (threadIdx.x == 0 && stat_0_finite > 0) {
+        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
+    }
+
+    int stat_1_key = brackets_[10];
+    int stat_1_below = brackets_[11];
+    int stat_1_count = brackets_[12];
+    const int stat_1_finite = brackets_[13];
+    const int stat_1_rank = unio_rank(0.99, stat_1_finite);
+    if (brackets_[9] == 0) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 256, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_1_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 256, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_1_rank - lower, found);
+        stat_1_key = exponent << 8 | found[0];
+        stat_1_below = lower + found[1];
+        stat_1_count = found[2];
+        __syncthreads();
+    }
+    const float stat_1_value =
+        unio_bin_value(stat_1_key >> 8, stat_1_key & 255, stat_1_rank - stat_1_below, stat_1_count);
+    if (threadIdx.x == 0 && stat_1_finite > 0) {
+        brackets_[8] = unio_window(stat_1_key - UNIO_WINDOW / 2);
+    }
+
+    int stat_2_key = brackets_[18];
+    int stat_2_below = brackets_[19];
+    int stat_2_count = brackets_[20];
+    const int stat_2_finite = brackets_[21];
+    const int stat_2_rank = unio_rank(0.99, stat_2_finite);
+    if (brackets_[17] == 0) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 512, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_2_rank, found);
+        const int exponent = found[0];
+        const int lower = found[1];
+        __syncthreads();
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 512, parts, joined), counted);
+        unio_find<UNIO_BINS>(counted, stat_2_rank - lower, found);
+        stat_2_key = exponent << 8 | found[0];
+        stat_2_below = lower + found[1];
+        stat_2_count = found[2];
+        __syncthreads();
+    }
+    const float stat_2_value =
+        unio_bin_value(stat_2_key >> 8, stat_2_key & 255, stat_2_rank - stat_2_below, stat_2_count);
+    if (threadIdx.x == 0 && stat_2_finite > 0) {
+        brackets_[16] = unio_window(stat_2_key - UNIO_WINDOW / 2);
+    }
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_3 = real(total_3);

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Share of the weights that the clamp changed, less the expected share.
 // From `rate_deficit` in specs/perception/control.toml.
-UNIO_KERNEL(256) perception_rate_deficit(
+UNIO_KERNEL(512) perception_rate_deficit(
     UNIO_IN(int, engaged),
     UNIO_IN(float, observed_elements),
     UNIO_INOUT(float, rate_deficit_ema_slot),
@@ -36,15 +36,15 @@ UNIO_KERNEL(256) perception_rate_deficit(
 ) {
     UNIO_SHARED(double, partial, 0);
     double acc_0 = 0.0;
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = acc_0 + double(real(engaged[e]));
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = acc_0 + (there ? double(real(engaged[e])) : 0.0);
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Mean over batch and days of the weight that variable selection gives each group of features.
 // From `vsn_mask` in specs/perception/control.toml.
-UNIO_KERNEL(256) perception_vsn_mask(
+UNIO_KERNEL(512) perception_vsn_mask(
     UNIO_IN(real, mask),
     UNIO_INOUT(float, vsn_mask_ema_candle_slot),
     UNIO_INOUT(float, vsn_mask_ema_candle_observed),
@@ -60,44 +60,44 @@ UNIO_KERNEL(256) perception_vsn_mask(
     double acc_3 = 0.0;
     double acc_4 = 0.0;
     double acc_5 = 0.0;
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                real acc = real(0);
-                for (int k2 = 0; k2 < 8; ++k2) {
-                    acc = acc + mask[e * 48 + k2 * 6 + unio_row(0, 6)];
-                }
-                acc_0 = acc_0 + (double(acc) * double(real(0.125)));
-                real acc2 = real(0);
-                for (int k2 = 0; k2 < 8; ++k2) {
-                    acc2 = acc2 + mask[e * 48 + k2 * 6 + unio_row(1, 6)];
-                }
-                acc_1 = acc_1 + (double(acc2) * double(real(0.125)));
-                real acc3 = real(0);
-                for (int k2 = 0; k2 < 8; ++k2) {
-                    acc3 = acc3 + mask[e * 48 + k2 * 6 + unio_row(2, 6)];
-                }
-                acc_2 = acc_2 + (double(acc3) * double(real(0.125)));
-                real acc4 = real(0);
-                for (int k2 = 0; k2 < 8; ++k2) {
-                    acc4 = acc4 + mask[e * 48 + k2 * 6 + unio_row(3, 6)];
-                }
-                acc_3 = acc_3 + (double(acc4) * double(real(0.125)));
-                real acc5 = real(0);
-                for (int k2 = 0; k2 < 8; ++k2) {
-                    acc5 = acc5 + mask[e * 48 + k2 * 6 + unio_row(4, 6)];
-                }
-                acc_4 = acc_4 + (double(acc5) * double(real(0.125)));
-                real acc6 = real(0);
-                for (int k2 = 0; k2 < 8; ++k2) {
-                    acc6 = acc6 + mask[e * 48 + k2 * 6 + unio_row(5, 6)];
-                }
-                acc_5 = acc_5 + (double(acc6) * double(real(0.125)));
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            real acc = real(0);
+            for (int k2 = 0; k2 < 8; ++k2) {
+                acc = acc + mask[e * 48 + k2 * 6 + unio_row(0, 6)];
             }
+            acc_0 = acc_0 + (there ? (double(acc) * double(real(0.125))) : 0.0);
+            real acc2 = real(0);
+            for (int k2 = 0; k2 < 8; ++k2) {
+                acc2 = acc2 + mask[e * 48 + k2 * 6 + unio_row(1, 6)];
+            }
+            acc_1 = acc_1 + (there ? (double(acc2) * double(real(0.125))) : 0.0);
+            real acc3 = real(0);
+            for (int k2 = 0; k2 < 8; ++k2) {
+                acc3 = acc3 + mask[e * 48 + k2 * 6 + unio_row(2, 6)];
+            }
+            acc_2 = acc_2 + (there ? (double(acc3) * double(real(0.125))) : 0.0);
+            real acc4 = real(0);
+            for (int k2 = 0; k2 < 8; ++k2) {
+                acc4 = acc4 + mask[e * 48 + k2 * 6 + unio_row(3, 6)];
+            }
+            acc_3 = acc_3 + (there ? (double(acc4) * double(real(0.125))) : 0.0);
+            real acc5 = real(0);
+            for (int k2 = 0; k2 < 8; ++k2) {
+                acc5 = acc5 + mask[e * 48 + k2 * 6 + unio_row(4, 6)];
+            }
+            acc_4 = acc_4 + (there ? (double(acc5) * double(real(0.125))) : 0.0);
+            real acc6 = real(0);
+            for (int k2 = 0; k2 < 8; ++k2) {
+                acc6 = acc6 + mask[e * 48 + k2 * 6 + unio_row(5, 6)];
+            }
+            acc_5 = acc_5 + (there ? (double(acc6) * double(real(0.125))) : 0.0);
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

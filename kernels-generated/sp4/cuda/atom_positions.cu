@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
 // From `atom_positions` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_atom_positions(
+UNIO_KERNEL(512) sp4_atom_positions(
     UNIO_IN(real, z0),
     UNIO_IN(real, z1),
     UNIO_IN(real, z2),
@@ -51,41 +51,37 @@ UNIO_KERNEL(256) sp4_atom_positions(
     UNIO_SHARED(int, counted, 0);
     UNIO_SHARED(int, found, 1152);
     UNIO_SHARED(int, counts_0, 1168);
-    UNIO_SHARED(int, counts_1, 9360);
-    UNIO_SHARED(int, counts_2, 17552);
-    UNIO_SHARED(int, counts_3, 25744);
+    UNIO_SHARED(int, counts_1, 17552);
+    UNIO_SHARED(int, counts_2, 33936);
+    UNIO_SHARED(int, counts_3, 50320);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_0[bin] = 0;
         counts_1[bin] = 0;
         counts_2[bin] = 0;
         counts_3[bin] = 0;
     }
     __syncthreads();
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        float counts_0_value[16];
-        float counts_1_value[16];
-        float counts_2_value[16];
-        float counts_3_value[16];
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    float counts_0_value[8];
+    float counts_1_value[8];
+    float counts_2_value[8];
+    float counts_3_value[8];
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            counts_1_value[k] = unio_nan();
-            counts_2_value[k] = unio_nan();
-            counts_3_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(z0[e]);
-                counts_1_value[k] = unio_abs(z1[e]);
-                counts_2_value[k] = unio_abs(z2[e]);
-                counts_3_value[k] = unio_abs(z3[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(z0[e]) : unio_nan();
+            counts_1_value[k] = there ? unio_abs(z1[e]) : unio_nan();
+            counts_2_value[k] = there ? unio_abs(z2[e]) : unio_nan();
+            counts_3_value[k] = there ? unio_abs(z3[e]) : unio_nan();
         }
         // Quantiles count the exponents of finite values.
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             if (first + k * step < unsigned(n)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
                 unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
@@ -103,19 +99,20 @@ UNIO_KERNEL(256) sp4_atom_positions(
     unio_find<UNIO_BINS>(counted, stat_0_rank, found);
     const int stat_0_exponent = found[0];
     const int stat_0_below = found[1];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_0[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            float counts_0_value = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value = unio_abs(z0[e]);
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            // What a single turn read is still at hand.
+            if (n > 4096) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                counts_0_value[k] = there ? unio_abs(z0[e]) : unio_nan();
             }
-            const int bin = unio_mantissa(counts_0_value, stat_0_exponent);
+            const int bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
             if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, bin, lane);
             }
@@ -134,19 +131,20 @@ UNIO_KERNEL(256) sp4_atom_positions(
     unio_find<UNIO_BINS>(counted, stat_1_rank, found);
     const int stat_1_exponent = found[0];
     const int stat_1_below = found[1];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_1[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            float counts_1_value = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_1_value = unio_abs(z1[e]);
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            // What a single turn read is still at hand.
+            if (n > 4096) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                counts_1_value[k] = there ? unio_abs(z1[e]) : unio_nan();
             }
-            const int bin = unio_mantissa(counts_1_value, stat_1_exponent);
+            const int bin = unio_mantissa(counts_1_value[k], stat_1_exponent);
             if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, bin, lane);
             }
@@ -165,19 +163,20 @@ UNIO_KERNEL(256) sp4_atom_positions(
     unio_find<UNIO_BINS>(counted, stat_2_rank, found);
     const int stat_2_exponent = found[0];
     const int stat_2_below = found[1];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_2[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            float counts_2_value = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_2_value = unio_abs(z2[e]);
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            // What a single turn read is still at hand.
+            if (n > 4096) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                counts_2_value[k] = there ? unio_abs(z2[e]) : unio_nan();
             }
-            const int bin = unio_mantissa(counts_2_value, stat_2_exponent);
+            const int bin = unio_mantissa(counts_2_value[k], stat_2_exponent);
             if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, bin, lane);
             }
@@ -196,19 +195,20 @@ UNIO_KERNEL(256) sp4_atom_positions(
     unio_find<UNIO_BINS>(counted, stat_3_rank, found);
     const int stat_3_exponent = found[0];
     const int stat_3_below = found[1];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_3[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            float counts_3_value = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_3_value = unio_abs(z3[e]);
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            // What a single turn read is still at hand.
+            if (n > 4096) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                counts_3_value[k] = there ? unio_abs(z3[e]) : unio_nan();
             }
-            const int bin = unio_mantissa(counts_3_value, stat_3_exponent);
+            const int bin = unio_mantissa(counts_3_value[k], stat_3_exponent);
             if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_3 + warp * UNIO_BINS, bin, lane);
             }
@@ -296,26 +296,33 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
     const int counts_3_window = unio_window(brackets_[24]);
     int counts_3_beyond = 0;
     int counts_3_not_finite = 0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
         float counts_0_value[8];
         float counts_1_value[8];
         float counts_2_value[8];
         float counts_3_value[8];
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            counts_0_value[k] = unio_abs(z0[e]);
+            counts_1_value[k] = unio_abs(z1[e]);
+            counts_2_value[k] = unio_abs(z2[e]);
+            counts_3_value[k] = unio_abs(z3[e]);
+        }
+        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = 0.0f;
-            counts_1_value[k] = 0.0f;
-            counts_2_value[k] = 0.0f;
-            counts_3_value[k] = 0.0f;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(z0[e]);
-                counts_1_value[k] = unio_abs(z1[e]);
-                counts_2_value[k] = unio_abs(z2[e]);
-                counts_3_value[k] = unio_abs(z3[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(z0[e]) : 0.0f;
+            counts_1_value[k] = there ? unio_abs(z1[e]) : 0.0f;
+            counts_2_value[k] = there ? unio_abs(z2[e]) : 0.0f;
+            counts_3_value[k] = there ? unio_abs(z3[e]) : 0.0f;
+        }
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
@@ -511,17 +518,12 @@ UNIO_KERNEL(256) sp4_atom_positions_exponents(
         float counts_3_value[8];
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            counts_1_value[k] = unio_nan();
-            counts_2_value[k] = unio_nan();
-            counts_3_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(z0[e]);
-                counts_1_value[k] = unio_abs(z1[e]);
-                counts_2_value[k] = unio_abs(z2[e]);
-                counts_3_value[k] = unio_abs(z3[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(z0[e]) : unio_nan();
+            counts_1_value[k] = there ? unio_abs(z1[e]) : unio_nan();
+            counts_2_value[k] = there ? unio_abs(z2[e]) : unio_nan();
+            counts_3_value[k] = there ? unio_abs(z3[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
@@ -602,17 +604,12 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
         float counts_3_value[8];
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            counts_1_value[k] = unio_nan();
-            counts_2_value[k] = unio_nan();
-            counts_3_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(z0[e]);
-                counts_1_value[k] = unio_abs(z1[e]);
-                counts_2_value[k] = unio_abs(z2[e]);
-                counts_3_value[k] = unio_abs(z3[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(z0[e]) : unio_nan();
+            counts_1_value[k] = there ? unio_abs(z1[e]) : unio_nan();
+            counts_2_value[k] = there ? unio_abs(z2[e]) : unio_nan();
+            counts_3_value[k] = there ? unio_abs(z3[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Mean magnitude of the labels; read later in the same step by the next-bar loss as max(slot, 1e-6).
 // From `aux_label_scale` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_aux_label_scale(
+UNIO_KERNEL(512) sp4_aux_label_scale(
     UNIO_IN(real, y),
     UNIO_INOUT(float, aux_label_scale_slot),
     UNIO_INOUT(float, aux_label_scale_observed),
@@ -35,15 +35,15 @@ UNIO_KERNEL(256) sp4_aux_label_scale(
 ) {
     UNIO_SHARED(double, partial, 0);
     double acc_0 = 0.0;
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = acc_0 + double(unio_abs(y[e]));
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = acc_0 + (there ? double(unio_abs(y[e])) : 0.0);
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);
@@ -70,15 +70,23 @@ UNIO_KERNEL(512) sp4_aux_label_scale_count(
 ) {
     UNIO_SHARED(double, partial, 0);
     double acc_0 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            acc_0 = acc_0 + double(unio_abs(y[e]));
+        }
+        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = acc_0 + double(unio_abs(y[e]));
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = acc_0 + (there ? double(unio_abs(y[e])) : 0.0);
+        }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

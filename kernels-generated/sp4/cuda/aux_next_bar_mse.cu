@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Loss of the next-bar head.
 // From `aux_next_bar_mse` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_aux_next_bar_mse(
+UNIO_KERNEL(512) sp4_aux_next_bar_mse(
     UNIO_IN(real, l),
     UNIO_INOUT(float, aux_next_bar_mse_slot),
     UNIO_INOUT(float, aux_next_bar_mse_observed),
@@ -35,15 +35,15 @@ UNIO_KERNEL(256) sp4_aux_next_bar_mse(
 ) {
     UNIO_SHARED(double, partial, 0);
     float acc_0 = -unio_inf();
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = unio_max(acc_0, float(l[e]));
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = unio_max(acc_0, there ? float(l[e]) : -unio_inf());
         }
     }
     const double total_0 = unio_block_max(acc_0, partial);

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Mean over batch and actions of the quantile value per tau; the median (2 of 5) is skipped.
 // From `iqn_quantiles` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_iqn_quantiles(
+UNIO_KERNEL(512) sp4_iqn_quantiles(
     UNIO_IN(real, q),
     UNIO_INOUT(float, iqn_q_p05_slot),
     UNIO_INOUT(float, iqn_q_p05_observed),
@@ -50,34 +50,34 @@ UNIO_KERNEL(256) sp4_iqn_quantiles(
     double acc_1 = 0.0;
     double acc_2 = 0.0;
     double acc_3 = 0.0;
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                real acc = real(0);
-                for (int a = 0; a < 12; ++a) {
-                    acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
-                }
-                acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
-                real acc2 = real(0);
-                for (int a = 0; a < 12; ++a) {
-                    acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
-                }
-                acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
-                real acc3 = real(0);
-                for (int a = 0; a < 12; ++a) {
-                    acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
-                }
-                acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
-                real acc4 = real(0);
-                for (int a = 0; a < 12; ++a) {
-                    acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
-                }
-                acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            real acc = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
             }
+            acc_0 = acc_0 + (there ? (double(acc) * double(real(0.08333333333333333))) : 0.0);
+            real acc2 = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
+            }
+            acc_1 = acc_1 + (there ? (double(acc2) * double(real(0.08333333333333333))) : 0.0);
+            real acc3 = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
+            }
+            acc_2 = acc_2 + (there ? (double(acc3) * double(real(0.08333333333333333))) : 0.0);
+            real acc4 = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
+            }
+            acc_3 = acc_3 + (there ? (double(acc4) * double(real(0.08333333333333333))) : 0.0);
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);
@@ -134,34 +134,61 @@ UNIO_KERNEL(512) sp4_iqn_quantiles_count(
     double acc_1 = 0.0;
     double acc_2 = 0.0;
     double acc_3 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            real acc = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
+            }
+            acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
+            real acc2 = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
+            }
+            acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
+            real acc3 = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
+            }
+            acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
+            real acc4 = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
+            }
+            acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
+        }
+        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                real acc = real(0);
-                for (int a = 0; a < 12; ++a) {
-                    acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
-                }
-                acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
-                real acc2 = real(0);
-                for (int a = 0; a < 12; ++a) {
-                    acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
-                }
-                acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
-                real acc3 = real(0);
-                for (int a = 0; a < 12; ++a) {
-                    acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
-                }
-                acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
-                real acc4 = real(0);
-                for (int a = 0; a < 12; ++a) {
-                    acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
-                }
-                acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            real acc = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
             }
+            acc_0 = acc_0 + (there ? (double(acc) * double(real(0.08333333333333333))) : 0.0);
+            real acc2 = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
+            }
+            acc_1 = acc_1 + (there ? (double(acc2) * double(real(0.08333333333333333))) : 0.0);
+            real acc3 = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
+            }
+            acc_2 = acc_2 + (there ? (double(acc3) * double(real(0.08333333333333333))) : 0.0);
+            real acc4 = real(0);
+            for (int a = 0; a < 12; ++a) {
+                acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
+            }
+            acc_3 = acc_3 + (there ? (double(acc4) * double(real(0.08333333333333333))) : 0.0);
+        }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

@@ -27,7 +27,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 // gradient's norm over the K input features. It is 0 while the gradient is spread evenly and rises as it
 // concentrates; because an observation of 0 is skipped, it does not fall back to exactly 0.
 // From `l1_oracle` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_l1_oracle(
+UNIO_KERNEL(512) sp4_l1_oracle(
     UNIO_IN(real, g),
     UNIO_IN(float, observed_mean_abs_g_dqn_trunk),
     UNIO_IN(float, observed_mean_abs_w_dqn_trunk),
@@ -186,62 +186,62 @@ UNIO_KERNEL(256) sp4_l1_oracle(
     double acc_45 = 0.0;
     double acc_46 = 0.0;
     double acc_47 = 0.0;
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = acc_0 + (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)]));
-                acc_1 = acc_1 + (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)]));
-                acc_2 = acc_2 + (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)]));
-                acc_3 = acc_3 + (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)]));
-                acc_4 = acc_4 + (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)]));
-                acc_5 = acc_5 + (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)]));
-                acc_6 = acc_6 + (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)]));
-                acc_7 = acc_7 + (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)]));
-                acc_8 = acc_8 + (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)]));
-                acc_9 = acc_9 + (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)]));
-                acc_10 = acc_10 + (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)]));
-                acc_11 = acc_11 + (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)]));
-                acc_12 = acc_12 + (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)]));
-                acc_13 = acc_13 + (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)]));
-                acc_14 = acc_14 + (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)]));
-                acc_15 = acc_15 + (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)]));
-                acc_16 = acc_16 + (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)]));
-                acc_17 = acc_17 + (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)]));
-                acc_18 = acc_18 + (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)]));
-                acc_19 = acc_19 + (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)]));
-                acc_20 = acc_20 + (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)]));
-                acc_21 = acc_21 + (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)]));
-                acc_22 = acc_22 + (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)]));
-                acc_23 = acc_23 + (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)]));
-                acc_24 = acc_24 + (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)]));
-                acc_25 = acc_25 + (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)]));
-                acc_26 = acc_26 + (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)]));
-                acc_27 = acc_27 + (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)]));
-                acc_28 = acc_28 + (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)]));
-                acc_29 = acc_29 + (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)]));
-                acc_30 = acc_30 + (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)]));
-                acc_31 = acc_31 + (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)]));
-                acc_32 = acc_32 + (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)]));
-                acc_33 = acc_33 + (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)]));
-                acc_34 = acc_34 + (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)]));
-                acc_35 = acc_35 + (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)]));
-                acc_36 = acc_36 + (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)]));
-                acc_37 = acc_37 + (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)]));
-                acc_38 = acc_38 + (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)]));
-                acc_39 = acc_39 + (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)]));
-                acc_40 = acc_40 + (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)]));
-                acc_41 = acc_41 + (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)]));
-                acc_42 = acc_42 + (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)]));
-                acc_43 = acc_43 + (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)]));
-                acc_44 = acc_44 + (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)]));
-                acc_45 = acc_45 + (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)]));
-                acc_46 = acc_46 + (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)]));
-                acc_47 = acc_47 + (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)]));
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = acc_0 + (there ? (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)])) : 0.0);
+            acc_1 = acc_1 + (there ? (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)])) : 0.0);
+            acc_2 = acc_2 + (there ? (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)])) : 0.0);
+            acc_3 = acc_3 + (there ? (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)])) : 0.0);
+            acc_4 = acc_4 + (there ? (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)])) : 0.0);
+            acc_5 = acc_5 + (there ? (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)])) : 0.0);
+            acc_6 = acc_6 + (there ? (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)])) : 0.0);
+            acc_7 = acc_7 + (there ? (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)])) : 0.0);
+            acc_8 = acc_8 + (there ? (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)])) : 0.0);
+            acc_9 = acc_9 + (there ? (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)])) : 0.0);
+            acc_10 = acc_10 + (there ? (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)])) : 0.0);
+            acc_11 = acc_11 + (there ? (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)])) : 0.0);
+            acc_12 = acc_12 + (there ? (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)])) : 0.0);
+            acc_13 = acc_13 + (there ? (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)])) : 0.0);
+            acc_14 = acc_14 + (there ? (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)])) : 0.0);
+            acc_15 = acc_15 + (there ? (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)])) : 0.0);
+            acc_16 = acc_16 + (there ? (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)])) : 0.0);
+            acc_17 = acc_17 + (there ? (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)])) : 0.0);
+            acc_18 = acc_18 + (there ? (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)])) : 0.0);
+            acc_19 = acc_19 + (there ? (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)])) : 0.0);
+            acc_20 = acc_20 + (there ? (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)])) : 0.0);
+            acc_21 = acc_21 + (there ? (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)])) : 0.0);
+            acc_22 = acc_22 + (there ? (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)])) : 0.0);
+            acc_23 = acc_23 + (there ? (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)])) : 0.0);
+            acc_24 = acc_24 + (there ? (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)])) : 0.0);
+            acc_25 = acc_25 + (there ? (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)])) : 0.0);
+            acc_26 = acc_26 + (there ? (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)])) : 0.0);
+            acc_27 = acc_27 + (there ? (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)])) : 0.0);
+            acc_28 = acc_28 + (there ? (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)])) : 0.0);
+            acc_29 = acc_29 + (there ? (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)])) : 0.0);
+            acc_30 = acc_30 + (there ? (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)])) : 0.0);
+            acc_31 = acc_31 + (there ? (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)])) : 0.0);
+            acc_32 = acc_32 + (there ? (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)])) : 0.0);
+            acc_33 = acc_33 + (there ? (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)])) : 0.0);
+            acc_34 = acc_34 + (there ? (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)])) : 0.0);
+            acc_35 = acc_35 + (there ? (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)])) : 0.0);
+            acc_36 = acc_36 + (there ? (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)])) : 0.0);
+            acc_37 = acc_37 + (there ? (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)])) : 0.0);
+            acc_38 = acc_38 + (there ? (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)])) : 0.0);
+            acc_39 = acc_39 + (there ? (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)])) : 0.0);
+            acc_40 = acc_40 + (there ? (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)])) : 0.0);
+            acc_41 = acc_41 + (there ? (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)])) : 0.0);
+            acc_42 = acc_42 + (there ? (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)])) : 0.0);
+            acc_43 = acc_43 + (there ? (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)])) : 0.0);
+            acc_44 = acc_44 + (there ? (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)])) : 0.0);
+            acc_45 = acc_45 + (there ? (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)])) : 0.0);
+            acc_46 = acc_46 + (there ? (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)])) : 0.0);
+            acc_47 = acc_47 + (there ? (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)])) : 0.0);
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);
@@ -663,62 +663,117 @@ UNIO_KERNEL(512) sp4_l1_oracle_count(
     double acc_45 = 0.0;
     double acc_46 = 0.0;
     double acc_47 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            acc_0 = acc_0 + (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)]));
+            acc_1 = acc_1 + (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)]));
+            acc_2 = acc_2 + (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)]));
+            acc_3 = acc_3 + (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)]));
+            acc_4 = acc_4 + (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)]));
+            acc_5 = acc_5 + (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)]));
+            acc_6 = acc_6 + (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)]));
+            acc_7 = acc_7 + (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)]));
+            acc_8 = acc_8 + (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)]));
+            acc_9 = acc_9 + (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)]));
+            acc_10 = acc_10 + (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)]));
+            acc_11 = acc_11 + (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)]));
+            acc_12 = acc_12 + (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)]));
+            acc_13 = acc_13 + (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)]));
+            acc_14 = acc_14 + (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)]));
+            acc_15 = acc_15 + (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)]));
+            acc_16 = acc_16 + (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)]));
+            acc_17 = acc_17 + (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)]));
+            acc_18 = acc_18 + (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)]));
+            acc_19 = acc_19 + (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)]));
+            acc_20 = acc_20 + (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)]));
+            acc_21 = acc_21 + (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)]));
+            acc_22 = acc_22 + (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)]));
+            acc_23 = acc_23 + (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)]));
+            acc_24 = acc_24 + (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)]));
+            acc_25 = acc_25 + (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)]));
+            acc_26 = acc_26 + (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)]));
+            acc_27 = acc_27 + (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)]));
+            acc_28 = acc_28 + (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)]));
+            acc_29 = acc_29 + (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)]));
+            acc_30 = acc_30 + (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)]));
+            acc_31 = acc_31 + (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)]));
+            acc_32 = acc_32 + (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)]));
+            acc_33 = acc_33 + (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)]));
+            acc_34 = acc_34 + (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)]));
+            acc_35 = acc_35 + (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)]));
+            acc_36 = acc_36 + (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)]));
+            acc_37 = acc_37 + (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)]));
+            acc_38 = acc_38 + (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)]));
+            acc_39 = acc_39 + (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)]));
+            acc_40 = acc_40 + (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)]));
+            acc_41 = acc_41 + (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)]));
+            acc_42 = acc_42 + (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)]));
+            acc_43 = acc_43 + (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)]));
+            acc_44 = acc_44 + (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)]));
+            acc_45 = acc_45 + (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)]));
+            acc_46 = acc_46 + (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)]));
+            acc_47 = acc_47 + (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)]));
+        }
+        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = acc_0 + (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)]));
-                acc_1 = acc_1 + (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)]));
-                acc_2 = acc_2 + (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)]));
-                acc_3 = acc_3 + (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)]));
-                acc_4 = acc_4 + (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)]));
-                acc_5 = acc_5 + (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)]));
-                acc_6 = acc_6 + (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)]));
-                acc_7 = acc_7 + (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)]));
-                acc_8 = acc_8 + (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)]));
-                acc_9 = acc_9 + (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)]));
-                acc_10 = acc_10 + (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)]));
-                acc_11 = acc_11 + (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)]));
-                acc_12 = acc_12 + (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)]));
-                acc_13 = acc_13 + (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)]));
-                acc_14 = acc_14 + (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)]));
-                acc_15 = acc_15 + (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)]));
-                acc_16 = acc_16 + (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)]));
-                acc_17 = acc_17 + (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)]));
-                acc_18 = acc_18 + (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)]));
-                acc_19 = acc_19 + (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)]));
-                acc_20 = acc_20 + (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)]));
-                acc_21 = acc_21 + (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)]));
-                acc_22 = acc_22 + (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)]));
-                acc_23 = acc_23 + (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)]));
-                acc_24 = acc_24 + (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)]));
-                acc_25 = acc_25 + (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)]));
-                acc_26 = acc_26 + (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)]));
-                acc_27 = acc_27 + (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)]));
-                acc_28 = acc_28 + (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)]));
-                acc_29 = acc_29 + (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)]));
-                acc_30 = acc_30 + (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)]));
-                acc_31 = acc_31 + (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)]));
-                acc_32 = acc_32 + (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)]));
-                acc_33 = acc_33 + (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)]));
-                acc_34 = acc_34 + (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)]));
-                acc_35 = acc_35 + (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)]));
-                acc_36 = acc_36 + (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)]));
-                acc_37 = acc_37 + (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)]));
-                acc_38 = acc_38 + (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)]));
-                acc_39 = acc_39 + (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)]));
-                acc_40 = acc_40 + (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)]));
-                acc_41 = acc_41 + (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)]));
-                acc_42 = acc_42 + (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)]));
-                acc_43 = acc_43 + (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)]));
-                acc_44 = acc_44 + (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)]));
-                acc_45 = acc_45 + (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)]));
-                acc_46 = acc_46 + (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)]));
-                acc_47 = acc_47 + (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)]));
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = acc_0 + (there ? (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)])) : 0.0);
+            acc_1 = acc_1 + (there ? (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)])) : 0.0);
+            acc_2 = acc_2 + (there ? (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)])) : 0.0);
+            acc_3 = acc_3 + (there ? (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)])) : 0.0);
+            acc_4 = acc_4 + (there ? (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)])) : 0.0);
+            acc_5 = acc_5 + (there ? (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)])) : 0.0);
+            acc_6 = acc_6 + (there ? (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)])) : 0.0);
+            acc_7 = acc_7 + (there ? (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)])) : 0.0);
+            acc_8 = acc_8 + (there ? (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)])) : 0.0);
+            acc_9 = acc_9 + (there ? (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)])) : 0.0);
+            acc_10 = acc_10 + (there ? (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)])) : 0.0);
+            acc_11 = acc_11 + (there ? (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)])) : 0.0);
+            acc_12 = acc_12 + (there ? (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)])) : 0.0);
+            acc_13 = acc_13 + (there ? (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)])) : 0.0);
+            acc_14 = acc_14 + (there ? (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)])) : 0.0);
+            acc_15 = acc_15 + (there ? (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)])) : 0.0);
+            acc_16 = acc_16 + (there ? (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)])) : 0.0);
+            acc_17 = acc_17 + (there ? (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)])) : 0.0);
+            acc_18 = acc_18 + (there ? (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)])) : 0.0);
+            acc_19 = acc_19 + (there ? (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)])) : 0.0);
+            acc_20 = acc_20 + (there ? (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)])) : 0.0);
+            acc_21 = acc_21 + (there ? (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)])) : 0.0);
+            acc_22 = acc_22 + (there ? (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)])) : 0.0);
+            acc_23 = acc_23 + (there ? (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)])) : 0.0);
+            acc_24 = acc_24 + (there ? (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)])) : 0.0);
+            acc_25 = acc_25 + (there ? (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)])) : 0.0);
+            acc_26 = acc_26 + (there ? (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)])) : 0.0);
+            acc_27 = acc_27 + (there ? (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)])) : 0.0);
+            acc_28 = acc_28 + (there ? (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)])) : 0.0);
+            acc_29 = acc_29 + (there ? (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)])) : 0.0);
+            acc_30 = acc_30 + (there ? (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)])) : 0.0);
+            acc_31 = acc_31 + (there ? (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)])) : 0.0);
+            acc_32 = acc_32 + (there ? (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)])) : 0.0);
+            acc_33 = acc_33 + (there ? (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)])) : 0.0);
+            acc_34 = acc_34 + (there ? (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)])) : 0.0);
+            acc_35 = acc_35 + (there ? (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)])) : 0.0);
+            acc_36 = acc_36 + (there ? (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)])) : 0.0);
+            acc_37 = acc_37 + (there ? (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)])) : 0.0);
+            acc_38 = acc_38 + (there ? (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)])) : 0.0);
+            acc_39 = acc_39 + (there ? (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)])) : 0.0);
+            acc_40 = acc_40 + (there ? (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)])) : 0.0);
+            acc_41 = acc_41 + (there ? (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)])) : 0.0);
+            acc_42 = acc_42 + (there ? (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)])) : 0.0);
+            acc_43 = acc_43 + (there ? (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)])) : 0.0);
+            acc_44 = acc_44 + (there ? (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)])) : 0.0);
+            acc_45 = acc_45 + (there ? (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)])) : 0.0);
+            acc_46 = acc_46 + (there ? (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)])) : 0.0);
+            acc_47 = acc_47 + (there ? (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)])) : 0.0);
+        }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Use of the experts.
 // From `moe` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_moe(
+UNIO_KERNEL(512) sp4_moe(
     UNIO_IN(real, gate),
     UNIO_INOUT(float, moe_expert_util_0_slot),
     UNIO_INOUT(float, moe_expert_util_0_observed),
@@ -74,22 +74,22 @@ UNIO_KERNEL(256) sp4_moe(
     double acc_5 = 0.0;
     double acc_6 = 0.0;
     double acc_7 = 0.0;
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = acc_0 + double(gate[e * 8 + unio_row(0, 8)]);
-                acc_1 = acc_1 + double(gate[e * 8 + unio_row(1, 8)]);
-                acc_2 = acc_2 + double(gate[e * 8 + unio_row(2, 8)]);
-                acc_3 = acc_3 + double(gate[e * 8 + unio_row(3, 8)]);
-                acc_4 = acc_4 + double(gate[e * 8 + unio_row(4, 8)]);
-                acc_5 = acc_5 + double(gate[e * 8 + unio_row(5, 8)]);
-                acc_6 = acc_6 + double(gate[e * 8 + unio_row(6, 8)]);
-                acc_7 = acc_7 + double(gate[e * 8 + unio_row(7, 8)]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = acc_0 + (there ? double(gate[e * 8 + unio_row(0, 8)]) : 0.0);
+            acc_1 = acc_1 + (there ? double(gate[e * 8 + unio_row(1, 8)]) : 0.0);
+            acc_2 = acc_2 + (there ? double(gate[e * 8 + unio_row(2, 8)]) : 0.0);
+            acc_3 = acc_3 + (there ? double(gate[e * 8 + unio_row(3, 8)]) : 0.0);
+            acc_4 = acc_4 + (there ? double(gate[e * 8 + unio_row(4, 8)]) : 0.0);
+            acc_5 = acc_5 + (there ? double(gate[e * 8 + unio_row(5, 8)]) : 0.0);
+            acc_6 = acc_6 + (there ? double(gate[e * 8 + unio_row(6, 8)]) : 0.0);
+            acc_7 = acc_7 + (there ? double(gate[e * 8 + unio_row(7, 8)]) : 0.0);
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);
@@ -193,22 +193,37 @@ UNIO_KERNEL(512) sp4_moe_count(
     double acc_5 = 0.0;
     double acc_6 = 0.0;
     double acc_7 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            acc_0 = acc_0 + double(gate[e * 8 + unio_row(0, 8)]);
+            acc_1 = acc_1 + double(gate[e * 8 + unio_row(1, 8)]);
+            acc_2 = acc_2 + double(gate[e * 8 + unio_row(2, 8)]);
+            acc_3 = acc_3 + double(gate[e * 8 + unio_row(3, 8)]);
+            acc_4 = acc_4 + double(gate[e * 8 + unio_row(4, 8)]);
+            acc_5 = acc_5 + double(gate[e * 8 + unio_row(5, 8)]);
+            acc_6 = acc_6 + double(gate[e * 8 + unio_row(6, 8)]);
+            acc_7 = acc_7 + double(gate[e * 8 + unio_row(7, 8)]);
+        }
+        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = acc_0 + double(gate[e * 8 + unio_row(0, 8)]);
-                acc_1 = acc_1 + double(gate[e * 8 + unio_row(1, 8)]);
-                acc_2 = acc_2 + double(gate[e * 8 + unio_row(2, 8)]);
-                acc_3 = acc_3 + double(gate[e * 8 + unio_row(3, 8)]);
-                acc_4 = acc_4 + double(gate[e * 8 + unio_row(4, 8)]);
-                acc_5 = acc_5 + double(gate[e * 8 + unio_row(5, 8)]);
-                acc_6 = acc_6 + double(gate[e * 8 + unio_row(6, 8)]);
-                acc_7 = acc_7 + double(gate[e * 8 + unio_row(7, 8)]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = acc_0 + (there ? double(gate[e * 8 + unio_row(0, 8)]) : 0.0);
+            acc_1 = acc_1 + (there ? double(gate[e * 8 + unio_row(1, 8)]) : 0.0);
+            acc_2 = acc_2 + (there ? double(gate[e * 8 + unio_row(2, 8)]) : 0.0);
+            acc_3 = acc_3 + (there ? double(gate[e * 8 + unio_row(3, 8)]) : 0.0);
+            acc_4 = acc_4 + (there ? double(gate[e * 8 + unio_row(4, 8)]) : 0.0);
+            acc_5 = acc_5 + (there ? double(gate[e * 8 + unio_row(5, 8)]) : 0.0);
+            acc_6 = acc_6 + (there ? double(gate[e * 8 + unio_row(6, 8)]) : 0.0);
+            acc_7 = acc_7 + (there ? double(gate[e * 8 + unio_row(7, 8)]) : 0.0);
+        }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

@@ -66,29 +66,42 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
     double acc_6 = 0.0;
     double acc_8 = 0.0;
     float acc_7 = -unio_inf();
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
         float counts_0_value[8];
         float counts_1_value[8];
         float counts_2_value[8];
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            acc_3 = acc_3 + (double(w[e]) * double(g[e]));
+            acc_4 = acc_4 + (double(w[e]) * double(w[e]));
+            acc_5 = acc_5 + double(unio_abs(g[e]));
+            acc_6 = acc_6 + double(unio_abs(w[e]));
+            acc_8 = acc_8 + double(real(unio_isfinite(w[e]) ? 1 : 1));
+            acc_7 = unio_max(acc_7, float(unio_abs(w[e])));
+            counts_0_value[k] = unio_abs(w[e]);
+            counts_1_value[k] = unio_abs(m[e]);
+            counts_2_value[k] = unio_abs(v[e]);
+        }
+        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = 0.0f;
-            counts_1_value[k] = 0.0f;
-            counts_2_value[k] = 0.0f;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_3 = acc_3 + (double(w[e]) * double(g[e]));
-                acc_4 = acc_4 + (double(w[e]) * double(w[e]));
-                acc_5 = acc_5 + double(unio_abs(g[e]));
-                acc_6 = acc_6 + double(unio_abs(w[e]));
-                acc_8 = acc_8 + double(real(unio_isfinite(w[e]) ? 1 : 1));
-                acc_7 = unio_max(acc_7, float(unio_abs(w[e])));
-                counts_0_value[k] = unio_abs(w[e]);
-                counts_1_value[k] = unio_abs(m[e]);
-                counts_2_value[k] = unio_abs(v[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_3 = acc_3 + (there ? (double(w[e]) * double(g[e])) : 0.0);
+            acc_4 = acc_4 + (there ? (double(w[e]) * double(w[e])) : 0.0);
+            acc_5 = acc_5 + (there ? double(unio_abs(g[e])) : 0.0);
+            acc_6 = acc_6 + (there ? double(unio_abs(w[e])) : 0.0);
+            acc_8 = acc_8 + (there ? double(real(unio_isfinite(w[e]) ? 1 : 1)) : 0.0);
+            acc_7 = unio_max(acc_7, there ? float(unio_abs(w[e])) : -unio_inf());
+            counts_0_value[k] = there ? unio_abs(w[e]) : 0.0f;
+            counts_1_value[k] = there ? unio_abs(m[e]) : 0.0f;
+            counts_2_value[k] = there ? unio_abs(v[e]) : 0.0f;
+        }
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
@@ -260,15 +273,11 @@ UNIO_KERNEL(256) sp4_param_group_oracle_exponents(
         float counts_2_value[8];
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            counts_1_value[k] = unio_nan();
-            counts_2_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(w[e]);
-                counts_1_value[k] = unio_abs(m[e]);
-                counts_2_value[k] = unio_abs(v[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(w[e]) : unio_nan();
+            counts_1_value[k] = there ? unio_abs(m[e]) : unio_nan();
+            counts_2_value[k] = there ? unio_abs(v[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
@@ -339,15 +348,11 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
         float counts_2_value[8];
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            counts_1_value[k] = unio_nan();
-            counts_2_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(w[e]);
-                counts_1_value[k] = unio_abs(m[e]);
-                counts_2_value[k] = unio_abs(v[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(w[e]) : unio_nan();
+            counts_1_value[k] = there ? unio_abs(m[e]) : unio_nan();
+            counts_2_value[k] = there ? unio_abs(v[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);

@@ -43,17 +43,24 @@ UNIO_KERNEL(512) sp4_q_dir_grad_bound_count(
     const int counts_0_window = unio_window(brackets_[0]);
     int counts_0_beyond = 0;
     int counts_0_not_finite = 0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
         float counts_0_value[8];
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            counts_0_value[k] = unio_abs(d[e]);
+        }
+        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = 0.0f;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(d[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(d[e]) : 0.0f;
+        }
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
@@ -140,11 +147,9 @@ UNIO_KERNEL(256) sp4_q_dir_grad_bound_exponents(
         float counts_0_value[8];
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(d[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(d[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
@@ -192,11 +197,9 @@ UNIO_KERNEL(256) sp4_q_dir_grad_bound_refine(
         float counts_0_value[8];
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(d[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(d[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);

@@ -34,15 +34,23 @@ UNIO_KERNEL(512) sp4_rate_deficit_count(
 ) {
     UNIO_SHARED(double, partial, 0);
     double acc_0 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            acc_0 = acc_0 + double(real(engaged[e]));
+        }
+        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = acc_0 + double(real(engaged[e]));
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = acc_0 + (there ? double(real(engaged[e])) : 0.0);
+        }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

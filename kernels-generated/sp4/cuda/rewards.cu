@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Mean magnitude of each reward component: popart's, and five more (2 trail and 5 bonus are always zero today).
 // From `rewards` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_rewards(
+UNIO_KERNEL(512) sp4_rewards(
     UNIO_IN(real, r),
     UNIO_INOUT(float, reward_component_ema_0_slot),
     UNIO_INOUT(float, reward_component_ema_0_observed),
@@ -60,20 +60,20 @@ UNIO_KERNEL(256) sp4_rewards(
     double acc_3 = 0.0;
     double acc_4 = 0.0;
     double acc_5 = 0.0;
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = acc_0 + double(unio_abs(r[e * 6 + unio_row(0, 6)]));
-                acc_1 = acc_1 + double(unio_abs(r[e * 6 + unio_row(1, 6)]));
-                acc_2 = acc_2 + double(unio_abs(r[e * 6 + unio_row(2, 6)]));
-                acc_3 = acc_3 + double(unio_abs(r[e * 6 + unio_row(3, 6)]));
-                acc_4 = acc_4 + double(unio_abs(r[e * 6 + unio_row(4, 6)]));
-                acc_5 = acc_5 + double(unio_abs(r[e * 6 + unio_row(5, 6)]));
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = acc_0 + (there ? double(unio_abs(r[e * 6 + unio_row(0, 6)])) : 0.0);
+            acc_1 = acc_1 + (there ? double(unio_abs(r[e * 6 + unio_row(1, 6)])) : 0.0);
+            acc_2 = acc_2 + (there ? double(unio_abs(r[e * 6 + unio_row(2, 6)])) : 0.0);
+            acc_3 = acc_3 + (there ? double(unio_abs(r[e * 6 + unio_row(3, 6)])) : 0.0);
+            acc_4 = acc_4 + (there ? double(unio_abs(r[e * 6 + unio_row(4, 6)])) : 0.0);
+            acc_5 = acc_5 + (there ? double(unio_abs(r[e * 6 + unio_row(5, 6)])) : 0.0);
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);
@@ -150,20 +150,33 @@ UNIO_KERNEL(512) sp4_rewards_count(
     double acc_3 = 0.0;
     double acc_4 = 0.0;
     double acc_5 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            acc_0 = acc_0 + double(unio_abs(r[e * 6 + unio_row(0, 6)]));
+            acc_1 = acc_1 + double(unio_abs(r[e * 6 + unio_row(1, 6)]));
+            acc_2 = acc_2 + double(unio_abs(r[e * 6 + unio_row(2, 6)]));
+            acc_3 = acc_3 + double(unio_abs(r[e * 6 + unio_row(3, 6)]));
+            acc_4 = acc_4 + double(unio_abs(r[e * 6 + unio_row(4, 6)]));
+            acc_5 = acc_5 + double(unio_abs(r[e * 6 + unio_row(5, 6)]));
+        }
+        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_0 = acc_0 + double(unio_abs(r[e * 6 + unio_row(0, 6)]));
-                acc_1 = acc_1 + double(unio_abs(r[e * 6 + unio_row(1, 6)]));
-                acc_2 = acc_2 + double(unio_abs(r[e * 6 + unio_row(2, 6)]));
-                acc_3 = acc_3 + double(unio_abs(r[e * 6 + unio_row(3, 6)]));
-                acc_4 = acc_4 + double(unio_abs(r[e * 6 + unio_row(4, 6)]));
-                acc_5 = acc_5 + double(unio_abs(r[e * 6 + unio_row(5, 6)]));
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_0 = acc_0 + (there ? double(unio_abs(r[e * 6 + unio_row(0, 6)])) : 0.0);
+            acc_1 = acc_1 + (there ? double(unio_abs(r[e * 6 + unio_row(1, 6)])) : 0.0);
+            acc_2 = acc_2 + (there ? double(unio_abs(r[e * 6 + unio_row(2, 6)])) : 0.0);
+            acc_3 = acc_3 + (there ? double(unio_abs(r[e * 6 + unio_row(3, 6)])) : 0.0);
+            acc_4 = acc_4 + (there ? double(unio_abs(r[e * 6 + unio_row(4, 6)])) : 0.0);
+            acc_5 = acc_5 + (there ? double(unio_abs(r[e * 6 + unio_row(5, 6)])) : 0.0);
+        }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Magnitude of the trunk state.
 // From `trunk_state` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_trunk_state(
+UNIO_KERNEL(512) sp4_trunk_state(
     UNIO_IN(real, h),
     UNIO_IN(float, prev_h_s2_bound),
     UNIO_INOUT(float, h_s2_bound_slot),
@@ -48,30 +48,29 @@ UNIO_KERNEL(256) sp4_trunk_state(
     UNIO_SHARED(int, counts_0, 1424);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_0[bin] = 0;
     }
     __syncthreads();
     double acc_1 = 0.0;
     double acc_2 = 0.0;
     double acc_3 = 0.0;
-    // One read of the buffers serves every statistic, 16 elements a thread at a time, all on their way before the first is used.
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        float counts_0_value[16];
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
+    const unsigned step = gridDim.x * 512;
+    float counts_0_value[8];
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_1 = acc_1 + (double(h[e]) * double(h[e]));
-                acc_2 = acc_2 + double(real(unio_isfinite(h[e]) ? 0 : 1));
-                acc_3 = acc_3 + double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(real(prev_h_s2_bound[0]), real(1)) ? 1 : 0));
-                counts_0_value[k] = unio_abs(h[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_1 = acc_1 + (there ? (double(h[e]) * double(h[e])) : 0.0);
+            acc_2 = acc_2 + (there ? double(real(unio_isfinite(h[e]) ? 0 : 1)) : 0.0);
+            acc_3 = acc_3 + (there ? double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(real(prev_h_s2_bound[0]), real(1)) ? 1 : 0)) : 0.0);
+            counts_0_value[k] = there ? unio_abs(h[e]) : unio_nan();
         }
         // Quantiles count the exponents of finite values.
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             if (first + k * step < unsigned(n)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
             }
@@ -89,19 +88,20 @@ UNIO_KERNEL(256) sp4_trunk_state(
     unio_find<UNIO_BINS>(counted, stat_0_rank, found);
     const int stat_0_exponent = found[0];
     const int stat_0_below = found[1];
-    for (int bin = threadIdx.x; bin < 2048; bin += 256) {
+    for (int bin = threadIdx.x; bin < 4096; bin += 512) {
         counts_0[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 16 * step) {
-        UNIO_UNROLL() for (int k = 0; k < 16; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            float counts_0_value = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value = unio_abs(h[e]);
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            // What a single turn read is still at hand.
+            if (n > 4096) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                counts_0_value[k] = there ? unio_abs(h[e]) : unio_nan();
             }
-            const int bin = unio_mantissa(counts_0_value, stat_0_exponent);
+            const int bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
             if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, bin, lane);
             }
@@ -170,20 +170,30 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
     double acc_1 = 0.0;
     double acc_2 = 0.0;
     double acc_3 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used.
+    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
         float counts_0_value[8];
+        // Where all are there, no read hangs on a condition.
+        if (first + 7 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+            const int e = int(first + k * step + threadIdx.x);
+            acc_1 = acc_1 + (double(h[e]) * double(h[e]));
+            acc_2 = acc_2 + double(real(unio_isfinite(h[e]) ? 0 : 1));
+            acc_3 = acc_3 + double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(real(prev_h_s2_bound[0]), real(1)) ? 1 : 0));
+            counts_0_value[k] = unio_abs(h[e]);
+        }
+        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = 0.0f;
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                acc_1 = acc_1 + (double(h[e]) * double(h[e]));
-                acc_2 = acc_2 + double(real(unio_isfinite(h[e]) ? 0 : 1));
-                acc_3 = acc_3 + double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(real(prev_h_s2_bound[0]), real(1)) ? 1 : 0));
-                counts_0_value[k] = unio_abs(h[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            acc_1 = acc_1 + (there ? (double(h[e]) * double(h[e])) : 0.0);
+            acc_2 = acc_2 + (there ? double(real(unio_isfinite(h[e]) ? 0 : 1)) : 0.0);
+            acc_3 = acc_3 + (there ? double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(real(prev_h_s2_bound[0]), real(1)) ? 1 : 0)) : 0.0);
+            counts_0_value[k] = there ? unio_abs(h[e]) : 0.0f;
+        }
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
@@ -279,11 +289,9 @@ UNIO_KERNEL(256) sp4_trunk_state_exponents(
         float counts_0_value[8];
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(h[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(h[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
@@ -332,11 +340,9 @@ UNIO_KERNEL(256) sp4_trunk_state_refine(
         float counts_0_value[8];
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
-            counts_0_value[k] = unio_nan();
-            if (place < unsigned(n)) {
-                const int e = int(place);
-                counts_0_value[k] = unio_abs(h[e]);
-            }
+            const bool there = place < unsigned(n);
+            const int e = there ? int(place) : n - 1;
+            counts_0_value[k] = there ? unio_abs(h[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);

@@ -87,7 +87,9 @@ impl Part {
             let Arg::Buffer { buffer, start } = *arg else { continue };
             let Some(row) = self.row_of(len.as_ref(), role, buffer, count)? else { continue };
             let held = self.program.buffers[buffer].len.unwrap_or(0).saturating_sub(start);
-            let needed = if len.is_some() { n * row } else { (n * row).max(held.min(count * row)) };
+            // A buffer that tells the count has just that many; others may have more.
+            let tells = launch.args.iter().any(|arg| matches!(arg, Arg::CountOf { .. }));
+            let needed = if tells || len.is_some() { n * row } else { (n * row).max(held.min(count * row)) };
             // One buffer, one stretch: a part that uses two of it cannot grow both.
             let known = lens.entry(buffer).or_insert((start, needed));
             if *known != (start, needed) {

@@ -7,12 +7,14 @@
 // Bins of both levels that lie about the last answer. Few, so that most elements are told off by one comparison.
 #define UNIO_WINDOW 64
 // Rows that a part of a union has room for: the most blocks of its launch. Each row tells how many there are.
-#define UNIO_ROWS 264
+#define UNIO_ROWS 528
 
 // Adds one to each lane's bin in the warp's own row; lanes that share a bin elect one of them. Other bins count nothing.
 template <int BINS> UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
-    const unsigned peers = __match_any_sync(0xffffffffu, bin);
-    if (unsigned(bin) < unsigned(BINS) && lane == __ffs(peers) - 1) {
+    // Matching takes as long as there are different values, so that what counts nothing is all the same.
+    const bool counts = unsigned(bin) < unsigned(BINS);
+    const unsigned peers = __match_any_sync(0xffffffffu, counts ? bin : -1);
+    if (counts && lane == __ffs(peers) - 1) {
         row[bin] = row[bin] + __popc(peers);
     }
     __syncwarp();
