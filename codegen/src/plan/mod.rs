@@ -253,7 +253,7 @@ pub struct Table {
 
 impl Table {
     /// Most rows of one part: the most blocks of its launch. The prelude's `UNIO_ROWS` says the same.
-    pub const ROWS: usize = 528;
+    pub const ROWS: usize = 512;
     /// Elements that a thread reads before it counts them.
     pub const UNROLL: usize = 8;
     /// Elements of a part for each block of its launch.

@@ -12,9 +12,6 @@ use crate::model::{Group, Producer, Smoothing, Source};
 use crate::names;
 use crate::spec::entries::ProducerSchedule;
 
-/// Elements that one block reads faster than several could start and join: as many as its threads hold at once.
-const ONE_BLOCK: usize = 2 * ELEMENT_THREADS as usize * Table::UNROLL;
-
 /// Quantiles for which a large block's counts fit into the shared memory of any card.
 const MOST_RANKED: usize = 4;
 
@@ -56,12 +53,13 @@ impl Planner<'_> {
         if producer.schedule == ProducerSchedule::Linear {
             return Forms::Few;
         }
+        let few = Table::of(program).few();
         let lengths: Vec<Option<usize>> = groups.iter().map(|g| self.fixed_length(producer, program, *g)).collect();
         match lengths {
             // What several launches read, one of them cannot finish.
             _ if groups.iter().any(|group| self.producer_parts(producer, *group).len() > 1) => Forms::Many,
-            known if known.iter().all(|n| n.is_some_and(|n| n <= ONE_BLOCK)) => Forms::Few,
-            known if known.iter().all(|n| n.is_some_and(|n| n > ONE_BLOCK)) => Forms::Many,
+            known if known.iter().all(|n| n.is_some_and(|n| n <= few)) => Forms::Few,
+            known if known.iter().all(|n| n.is_some_and(|n| n > few)) => Forms::Many,
             _ => Forms::ByLength,
         }
     }
@@ -83,10 +81,9 @@ impl Planner<'_> {
         forms: Forms,
     ) -> Kernels {
         let table = Table::of(program);
-        let by_length = forms == Forms::ByLength;
+        let (few, by_length) = (table.few(), forms == Forms::ByLength);
         let mut add = |step: ProducerStep| {
-            let range =
-                by_length.then(|| if step == ProducerStep::Whole { (0, ONE_BLOCK) } else { (ONE_BLOCK, usize::MAX) });
+            let range = by_length.then(|| if step == ProducerStep::Whole { (0, few) } else { (few, usize::MAX) });
             self.add_producer_kernel(producer, program, law, step, range)
         };
         let whole = match producer.schedule {
@@ -178,8 +175,8 @@ impl Planner<'_> {
 
     fn add_producer_nodes(&mut self, producer: &Producer, program: &Program, kernels: &Kernels, group: Option<&Group>) {
         let name = group.map_or(producer.name.clone(), |g| format!("{}[{}]", producer.name, g.name));
-        let length = self.fixed_length(producer, program, group);
-        if let Some(kernel) = kernels.few.filter(|_| kernels.many.is_none() || length.is_none_or(|n| n <= ONE_BLOCK)) {
+        let (length, most) = (self.fixed_length(producer, program, group), Table::of(program).few());
+        if let Some(kernel) = kernels.few.filter(|_| kernels.many.is_none() || length.is_none_or(|n| n <= most)) {
             let part = self.producer_parts(producer, group).into_iter().next().flatten();
             let mut node = self.reading_node(producer, program, kernel, group, part.as_ref());
             self.add_signals(producer, group, &mut node);
@@ -187,7 +184,7 @@ impl Planner<'_> {
             self.nodes.push(node);
         }
         let by_length = kernels.few.is_some();
-        let Some((table, steps)) = kernels.many.as_ref().filter(|_| !by_length || length.is_none_or(|n| n > ONE_BLOCK))
+        let Some((table, steps)) = kernels.many.as_ref().filter(|_| !by_length || length.is_none_or(|n| n > most))
         else {
             return;
         };
@@ -394,7 +391,7 @@ impl ProducerStep {
         match self {
             // Each warp counts all bins of each quantile in shared memory of its own.
             ProducerStep::Whole if table.quantiles > MOST_RANKED => ELEMENT_THREADS,
-            ProducerStep::Count | ProducerStep::Whole => 2 * ELEMENT_THREADS,
+            ProducerStep::Count | ProducerStep::Whole | ProducerStep::Finish => 2 * ELEMENT_THREADS,
             ProducerStep::Settle => 4 * ELEMENT_THREADS,
             _ => ELEMENT_THREADS,
         }
@@ -423,6 +420,13 @@ impl ProducerStep {
 }
 
 impl Table {
+    /// Elements that one block reads faster than several could start and join. Where it ranks, as many as its threads hold
+    /// at once.
+    fn few(&self) -> usize {
+        let held = 2 * ELEMENT_THREADS as usize * Table::UNROLL;
+        if self.quantiles > 0 { held } else { 4 * held }
+    }
+
     /// Elements of a row of a table.
     fn row_len(&self, name: &str) -> usize {
         match name {

@@ -25,10 +25,12 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Norm of the whole gradient, before it is clipped.
 // From `grad_norm` in specs/perception/training.toml.
-UNIO_KERNEL(512) perception_grad_norm_count(
+UNIO_KERNEL(512) perception_grad_norm(
     UNIO_IN(real, g),
-    UNIO_OUT(int, rows_),
-    UNIO_OUT(double, sums_),
+    UNIO_INOUT(float, grad_norm_slot),
+    UNIO_INOUT(float, grad_norm_observed),
+    UNIO_INOUT(float, grad_norm_smoothing),
+    UNIO_INOUT(int, grad_norm_skipped),
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
@@ -37,46 +39,14 @@ UNIO_KERNEL(512) perception_grad_norm_count(
     // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
     for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
-        // Where all are there, no read hangs on a condition.
-        if (first + 7 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const int e = int(first + k * step + threadIdx.x);
-            acc_0 = acc_0 + (double(g[e]) * double(g[e]));
-        }
-        } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
             acc_0 = acc_0 + (there ? (double(g[e]) * double(g[e])) : 0.0);
         }
-        }
     }
     const double total_0 = unio_block_sum(acc_0, partial);
-
-    // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
-    int* const row = rows_ + size_t(blockIdx.x) * 4;
-    if (threadIdx.x == 0) {
-        row[0] = n;
-        row[1] = gridDim.x;
-        sums_[size_t(blockIdx.x) * 1 + 0] = total_0;
-    }
-}
-
-// Norm of the whole gradient, before it is clipped.
-// From `grad_norm` in specs/perception/training.toml.
-UNIO_KERNEL(256) perception_grad_norm_finish(
-    UNIO_IN(int, rows_),
-    UNIO_IN(double, sums_),
-    UNIO_INOUT(float, grad_norm_slot),
-    UNIO_INOUT(float, grad_norm_observed),
-    UNIO_INOUT(float, grad_norm_smoothing),
-    UNIO_INOUT(int, grad_norm_skipped),
-    int parts
-) {
-    UNIO_SHARED(double, partial, 0);
-    const int n = unio_elements(rows_, 4, parts);
-    const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 1, 0, parts), partial);
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(unio_sqrt(total_0));

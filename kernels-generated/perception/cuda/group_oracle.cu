@@ -392,9 +392,10 @@ UNIO_KERNEL(1024) perception_group_oracle_settle(
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        const int beyond = unio_block_sum(unio_count_rows(rows_, 202, 5, parts), joined);
-        const int finite = n
-            - unio_block_sum(unio_count_rows(rows_, 202, 4, parts), joined);
+        int not_finite, beyond;
+        unio_count_rows(rows_, 202, 4, parts, &not_finite, &beyond);
+        beyond = unio_block_sum(beyond, joined);
+        const int finite = n - unio_block_sum(not_finite, joined);
         unio_prefix<UNIO_WINDOW>(
             unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 10, parts, joined), counted);
         const int inside = counted[UNIO_WINDOW - 1];
@@ -413,9 +414,10 @@ UNIO_KERNEL(1024) perception_group_oracle_settle(
     }
     if (blockIdx.x == 1) {
         const int window = unio_window(brackets_[8]);
-        const int beyond = unio_block_sum(unio_count_rows(rows_, 202, 7, parts), joined);
-        const int finite = n
-            - unio_block_sum(unio_count_rows(rows_, 202, 6, parts), joined);
+        int not_finite, beyond;
+        unio_count_rows(rows_, 202, 6, parts, &not_finite, &beyond);
+        beyond = unio_block_sum(beyond, joined);
+        const int finite = n - unio_block_sum(not_finite, joined);
         unio_prefix<UNIO_WINDOW>(
             unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 74, parts, joined), counted);
         const int inside = counted[UNIO_WINDOW - 1];
@@ -434,9 +436,10 @@ UNIO_KERNEL(1024) perception_group_oracle_settle(
     }
     if (blockIdx.x == 2) {
         const int window = unio_window(brackets_[16]);
-        const int beyond = unio_block_sum(unio_count_rows(rows_, 202, 9, parts), joined);
-        const int finite = n
-            - unio_block_sum(unio_count_rows(rows_, 202, 8, parts), joined);
+        int not_finite, beyond;
+        unio_count_rows(rows_, 202, 8, parts, &not_finite, &beyond);
+        beyond = unio_block_sum(beyond, joined);
+        const int finite = n - unio_block_sum(not_finite, joined);
         unio_prefix<UNIO_WINDOW>(
             unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 138, parts, joined), counted);
         const int inside = counted[UNIO_WINDOW - 1];
@@ -595,7 +598,7 @@ UNIO_KERNEL(256) perception_group_oracle_refine(
 
 // Pearl B: one read of a group's four buffers for all its signals.
 // From `group_oracle` in specs/perception/control.toml.
-UNIO_KERNEL(256) perception_group_oracle_finish(
+UNIO_KERNEL(512) perception_group_oracle_finish(
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(int, brackets_),
@@ -626,12 +629,20 @@ UNIO_KERNEL(256) perception_group_oracle_finish(
 ) {
     UNIO_SHARED(double, partial, 0);
     UNIO_SHARED(int, joined, 256);
-    UNIO_SHARED(int, counted, 1280);
-    UNIO_SHARED(int, found, 2432);
-    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 4, 0, parts), partial);
-    const double total_4 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 4, 1, parts), partial);
-    const double total_6 = unio_block_sum(unio_sum_rows(rows_, 202, sums_, 4, 3, parts), partial);
-    const double total_5 = unio_block_max(unio_max_rows(rows_, 202, sums_, 4, 2, parts), partial);
+    UNIO_SHARED(int, counted, 2304);
+    UNIO_SHARED(int, found, 3456);
+    const double total_3_first = unio_first_row(rows_, sums_, 4, 0, 0.0);
+    const double total_4_first = unio_first_row(rows_, sums_, 4, 1, 0.0);
+    const double total_6_first = unio_first_row(rows_, sums_, 4, 3, 0.0);
+    const double total_5_first = unio_first_row(rows_, sums_, 4, 2, -double(unio_inf()));
+    const double total_3 = unio_block_sum(
+        unio_sum_rows(total_3_first, rows_, 202, sums_, 4, 0, parts), partial);
+    const double total_4 = unio_block_sum(
+        unio_sum_rows(total_4_first, rows_, 202, sums_, 4, 1, parts), partial);
+    const double total_6 = unio_block_sum(
+        unio_sum_rows(total_6_first, rows_, 202, sums_, 4, 3, parts), partial);
+    const double total_5 = unio_block_max(
+        unio_max_rows(total_5_first, rows_, 202, sums_, 4, 2, parts), partial);
 
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];

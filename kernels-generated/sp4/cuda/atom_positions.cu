@@ -397,9 +397,10 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        const int beyond = unio_block_sum(unio_count_rows(rows_, 268, 5, parts), joined);
-        const int finite = n
-            - unio_block_sum(unio_count_rows(rows_, 268, 4, parts), joined);
+        int not_finite, beyond;
+        unio_count_rows(rows_, 268, 4, parts, &not_finite, &beyond);
+        beyond = unio_block_sum(beyond, joined);
+        const int finite = n - unio_block_sum(not_finite, joined);
         unio_prefix<UNIO_WINDOW>(
             unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 12, parts, joined), counted);
         const int inside = counted[UNIO_WINDOW - 1];
@@ -418,9 +419,10 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     }
     if (blockIdx.x == 1) {
         const int window = unio_window(brackets_[8]);
-        const int beyond = unio_block_sum(unio_count_rows(rows_, 268, 7, parts), joined);
-        const int finite = n
-            - unio_block_sum(unio_count_rows(rows_, 268, 6, parts), joined);
+        int not_finite, beyond;
+        unio_count_rows(rows_, 268, 6, parts, &not_finite, &beyond);
+        beyond = unio_block_sum(beyond, joined);
+        const int finite = n - unio_block_sum(not_finite, joined);
         unio_prefix<UNIO_WINDOW>(
             unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 76, parts, joined), counted);
         const int inside = counted[UNIO_WINDOW - 1];
@@ -439,9 +441,10 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     }
     if (blockIdx.x == 2) {
         const int window = unio_window(brackets_[16]);
-        const int beyond = unio_block_sum(unio_count_rows(rows_, 268, 9, parts), joined);
-        const int finite = n
-            - unio_block_sum(unio_count_rows(rows_, 268, 8, parts), joined);
+        int not_finite, beyond;
+        unio_count_rows(rows_, 268, 8, parts, &not_finite, &beyond);
+        beyond = unio_block_sum(beyond, joined);
+        const int finite = n - unio_block_sum(not_finite, joined);
         unio_prefix<UNIO_WINDOW>(
             unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 140, parts, joined), counted);
         const int inside = counted[UNIO_WINDOW - 1];
@@ -460,9 +463,10 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     }
     if (blockIdx.x == 3) {
         const int window = unio_window(brackets_[24]);
-        const int beyond = unio_block_sum(unio_count_rows(rows_, 268, 11, parts), joined);
-        const int finite = n
-            - unio_block_sum(unio_count_rows(rows_, 268, 10, parts), joined);
+        int not_finite, beyond;
+        unio_count_rows(rows_, 268, 10, parts, &not_finite, &beyond);
+        beyond = unio_block_sum(beyond, joined);
+        const int finite = n - unio_block_sum(not_finite, joined);
         unio_prefix<UNIO_WINDOW>(
             unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 204, parts, joined), counted);
         const int inside = counted[UNIO_WINDOW - 1];
@@ -641,7 +645,7 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
 // From `atom_positions` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_atom_positions_finish(
+UNIO_KERNEL(512) sp4_atom_positions_finish(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
     UNIO_IN(int, exponents_),
@@ -666,8 +670,8 @@ UNIO_KERNEL(256) sp4_atom_positions_finish(
     int n
 ) {
     UNIO_SHARED(int, joined, 0);
-    UNIO_SHARED(int, counted, 1024);
-    UNIO_SHARED(int, found, 2176);
+    UNIO_SHARED(int, counted, 2048);
+    UNIO_SHARED(int, found, 3200);
 
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];

@@ -102,7 +102,7 @@ UNIO_KERNEL(512) sp4_aux_label_scale_count(
 
 // Mean magnitude of the labels; read later in the same step by the next-bar loss as max(slot, 1e-6).
 // From `aux_label_scale` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_aux_label_scale_finish(
+UNIO_KERNEL(512) sp4_aux_label_scale_finish(
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(float, aux_label_scale_slot),
@@ -113,7 +113,9 @@ UNIO_KERNEL(256) sp4_aux_label_scale_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 1, 0, parts), partial);
+    const double total_0_first = unio_first_row(rows_, sums_, 1, 0, 0.0);
+    const double total_0 = unio_block_sum(
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts), partial);
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

@@ -210,7 +210,7 @@ UNIO_KERNEL(512) sp4_iqn_quantiles_count(
 
 // Mean over batch and actions of the quantile value per tau; the median (2 of 5) is skipped.
 // From `iqn_quantiles` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_iqn_quantiles_finish(
+UNIO_KERNEL(512) sp4_iqn_quantiles_finish(
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(float, iqn_q_p05_slot),
@@ -233,10 +233,18 @@ UNIO_KERNEL(256) sp4_iqn_quantiles_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 0, parts), partial);
-    const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 1, parts), partial);
-    const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 2, parts), partial);
-    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 4, 3, parts), partial);
+    const double total_0_first = unio_first_row(rows_, sums_, 4, 0, 0.0);
+    const double total_1_first = unio_first_row(rows_, sums_, 4, 1, 0.0);
+    const double total_2_first = unio_first_row(rows_, sums_, 4, 2, 0.0);
+    const double total_3_first = unio_first_row(rows_, sums_, 4, 3, 0.0);
+    const double total_0 = unio_block_sum(
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 4, 0, parts), partial);
+    const double total_1 = unio_block_sum(
+        unio_sum_rows(total_1_first, rows_, 4, sums_, 4, 1, parts), partial);
+    const double total_2 = unio_block_sum(
+        unio_sum_rows(total_2_first, rows_, 4, sums_, 4, 2, parts), partial);
+    const double total_3 = unio_block_sum(
+        unio_sum_rows(total_3_first, rows_, 4, sums_, 4, 3, parts), partial);
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

@@ -253,7 +253,7 @@ UNIO_KERNEL(512) sp4_moe_count(
 
 // Use of the experts.
 // From `moe` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_moe_finish(
+UNIO_KERNEL(512) sp4_moe_finish(
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(float, moe_expert_util_0_slot),
@@ -296,14 +296,30 @@ UNIO_KERNEL(256) sp4_moe_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 0, parts), partial);
-    const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 1, parts), partial);
-    const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 2, parts), partial);
-    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 3, parts), partial);
-    const double total_4 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 4, parts), partial);
-    const double total_5 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 5, parts), partial);
-    const double total_6 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 6, parts), partial);
-    const double total_7 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 8, 7, parts), partial);
+    const double total_0_first = unio_first_row(rows_, sums_, 8, 0, 0.0);
+    const double total_1_first = unio_first_row(rows_, sums_, 8, 1, 0.0);
+    const double total_2_first = unio_first_row(rows_, sums_, 8, 2, 0.0);
+    const double total_3_first = unio_first_row(rows_, sums_, 8, 3, 0.0);
+    const double total_4_first = unio_first_row(rows_, sums_, 8, 4, 0.0);
+    const double total_5_first = unio_first_row(rows_, sums_, 8, 5, 0.0);
+    const double total_6_first = unio_first_row(rows_, sums_, 8, 6, 0.0);
+    const double total_7_first = unio_first_row(rows_, sums_, 8, 7, 0.0);
+    const double total_0 = unio_block_sum(
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 8, 0, parts), partial);
+    const double total_1 = unio_block_sum(
+        unio_sum_rows(total_1_first, rows_, 4, sums_, 8, 1, parts), partial);
+    const double total_2 = unio_block_sum(
+        unio_sum_rows(total_2_first, rows_, 4, sums_, 8, 2, parts), partial);
+    const double total_3 = unio_block_sum(
+        unio_sum_rows(total_3_first, rows_, 4, sums_, 8, 3, parts), partial);
+    const double total_4 = unio_block_sum(
+        unio_sum_rows(total_4_first, rows_, 4, sums_, 8, 4, parts), partial);
+    const double total_5 = unio_block_sum(
+        unio_sum_rows(total_5_first, rows_, 4, sums_, 8, 5, parts), partial);
+    const double total_6 = unio_block_sum(
+        unio_sum_rows(total_6_first, rows_, 4, sums_, 8, 6, parts), partial);
+    const double total_7 = unio_block_sum(
+        unio_sum_rows(total_7_first, rows_, 4, sums_, 8, 7, parts), partial);
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

@@ -57,7 +57,7 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_count(
 
 // Elements of a group's weights and moments that alarm.
 // From `moment_diagnostics` in specs/sp4/consumers.toml.
-UNIO_KERNEL(256) sp4_moment_diagnostics_finish(
+UNIO_KERNEL(512) sp4_moment_diagnostics_finish(
     UNIO_IN(float, prev_adam_m_bound),
     UNIO_IN(float, prev_adam_v_bound),
     UNIO_IN(int, rows_),
@@ -72,9 +72,15 @@ UNIO_KERNEL(256) sp4_moment_diagnostics_finish(
 ) {
     UNIO_SHARED(double, partial, 0);
     const int n = unio_elements(rows_, 4, parts);
-    const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 3, 0, parts), partial);
-    const double total_1 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 3, 1, parts), partial);
-    const double total_2 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 3, 2, parts), partial);
+    const double total_0_first = unio_first_row(rows_, sums_, 3, 0, 0.0);
+    const double total_1_first = unio_first_row(rows_, sums_, 3, 1, 0.0);
+    const double total_2_first = unio_first_row(rows_, sums_, 3, 2, 0.0);
+    const double total_0 = unio_block_sum(
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 3, 0, parts), partial);
+    const double total_1 = unio_block_sum(
+        unio_sum_rows(total_1_first, rows_, 4, sums_, 3, 1, parts), partial);
+    const double total_2 = unio_block_sum(
+        unio_sum_rows(total_2_first, rows_, 4, sums_, 3, 2, parts), partial);
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0);

@@ -101,9 +101,10 @@ UNIO_KERNEL(1024) sp4_q_dir_grad_bound_settle(
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        const int beyond = unio_block_sum(unio_count_rows(rows_, 70, 5, parts), joined);
-        const int finite = unio_elements(rows_, 70, parts)
-            - unio_block_sum(unio_count_rows(rows_, 70, 4, parts), joined);
+        int not_finite, beyond;
+        unio_count_rows(rows_, 70, 4, parts, &not_finite, &beyond);
+        beyond = unio_block_sum(beyond, joined);
+        const int finite = unio_elements(rows_, 70, parts) - unio_block_sum(not_finite, joined);
         unio_prefix<UNIO_WINDOW>(
             unio_columns<UNIO_WINDOW>(rows_, 70, rows_, 70, 6, parts, joined), counted);
         const int inside = counted[UNIO_WINDOW - 1];
@@ -216,7 +217,7 @@ UNIO_KERNEL(256) sp4_q_dir_grad_bound_refine(
 
 // Bound of the second gradient sanitiser: p99 of the magnitude over the union of two logit gradients.
 // From `q_dir_grad_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_q_dir_grad_bound_finish(
+UNIO_KERNEL(512) sp4_q_dir_grad_bound_finish(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
     UNIO_IN(int, exponents_),
@@ -228,8 +229,8 @@ UNIO_KERNEL(256) sp4_q_dir_grad_bound_finish(
     int parts
 ) {
     UNIO_SHARED(int, joined, 0);
-    UNIO_SHARED(int, counted, 1024);
-    UNIO_SHARED(int, found, 2176);
+    UNIO_SHARED(int, counted, 2048);
+    UNIO_SHARED(int, found, 3200);
     const int n = unio_elements(rows_, 70, parts);
 
     int stat_0_key = brackets_[2];

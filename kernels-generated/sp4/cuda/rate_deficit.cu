@@ -66,7 +66,7 @@ UNIO_KERNEL(512) sp4_rate_deficit_count(
 
 // Share of the weights that the clamp changed, less the expected share.
 // From `rate_deficit` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_rate_deficit_finish(
+UNIO_KERNEL(512) sp4_rate_deficit_finish(
     UNIO_IN(float, observed_elements),
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
@@ -78,7 +78,9 @@ UNIO_KERNEL(256) sp4_rate_deficit_finish(
 ) {
     UNIO_SHARED(double, partial, 0);
     const int n = unio_elements(rows_, 4, parts);
-    const double total_0 = unio_block_sum(unio_sum_rows(rows_, 4, sums_, 1, 0, parts), partial);
+    const double total_0_first = unio_first_row(rows_, sums_, 1, 0, 0.0);
+    const double total_0 = unio_block_sum(
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts), partial);
 
     if (threadIdx.x == 0 && n > 0) {
         const real stat_0 = real(total_0);

@@ -242,9 +242,10 @@ UNIO_KERNEL(1024) sp4_trunk_state_settle(
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        const int beyond = unio_block_sum(unio_count_rows(rows_, 70, 5, parts), joined);
-        const int finite = n
-            - unio_block_sum(unio_count_rows(rows_, 70, 4, parts), joined);
+        int not_finite, beyond;
+        unio_count_rows(rows_, 70, 4, parts, &not_finite, &beyond);
+        beyond = unio_block_sum(beyond, joined);
+        const int finite = n - unio_block_sum(not_finite, joined);
         unio_prefix<UNIO_WINDOW>(
             unio_columns<UNIO_WINDOW>(rows_, 70, rows_, 70, 6, parts, joined), counted);
         const int inside = counted[UNIO_WINDOW - 1];
@@ -359,7 +360,7 @@ UNIO_KERNEL(256) sp4_trunk_state_refine(
 
 // Magnitude of the trunk state.
 // From `trunk_state` in specs/sp4/producers.toml.
-UNIO_KERNEL(256) sp4_trunk_state_finish(
+UNIO_KERNEL(512) sp4_trunk_state_finish(
     UNIO_IN(float, prev_h_s2_bound),
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
@@ -383,11 +384,17 @@ UNIO_KERNEL(256) sp4_trunk_state_finish(
 ) {
     UNIO_SHARED(double, partial, 0);
     UNIO_SHARED(int, joined, 256);
-    UNIO_SHARED(int, counted, 1280);
-    UNIO_SHARED(int, found, 2432);
-    const double total_1 = unio_block_sum(unio_sum_rows(rows_, 70, sums_, 3, 0, parts), partial);
-    const double total_2 = unio_block_sum(unio_sum_rows(rows_, 70, sums_, 3, 1, parts), partial);
-    const double total_3 = unio_block_sum(unio_sum_rows(rows_, 70, sums_, 3, 2, parts), partial);
+    UNIO_SHARED(int, counted, 2304);
+    UNIO_SHARED(int, found, 3456);
+    const double total_1_first = unio_first_row(rows_, sums_, 3, 0, 0.0);
+    const double total_2_first = unio_first_row(rows_, sums_, 3, 1, 0.0);
+    const double total_3_first = unio_first_row(rows_, sums_, 3, 2, 0.0);
+    const double total_1 = unio_block_sum(
+        unio_sum_rows(total_1_first, rows_, 70, sums_, 3, 0, parts), partial);
+    const double total_2 = unio_block_sum(
+        unio_sum_rows(total_2_first, rows_, 70, sums_, 3, 1, parts), partial);
+    const double total_3 = unio_block_sum(
+        unio_sum_rows(total_3_first, rows_, 70, sums_, 3, 2, parts), partial);
 
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];

@@ -7,7 +7,7 @@
 // Bins of both levels that lie about the last answer. Few, so that most elements are told off by one comparison.
 #define UNIO_WINDOW 64
 // Rows that a part of a union has room for: the most blocks of its launch. Each row tells how many there are.
-#define UNIO_ROWS 528
+#define UNIO_ROWS 512
 
 // Adds one to each lane's bin in the warp's own row; lanes that share a bin elect one of them. Other bins count nothing.
 template <int BINS> UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
@@ -110,7 +110,14 @@ UNIO_DEVICE int unio_columns(
     for (int part = 0; part < parts; ++part) {
         const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
         const int* const first = table + size_t(part) * UNIO_ROWS * table_width + column + threadIdx.x % COLUMNS;
-        UNIO_UNROLL(8) for (int row = threadIdx.x / COLUMNS; row < active; row += groups) {
+        int row = threadIdx.x / COLUMNS;
+        // Eight rows are on their way at a time.
+        for (; row + 7 * groups < active; row += 8 * groups) {
+            int held[8];
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) held[k] = first[size_t(row + k * groups) * table_width];
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) total += held[k];
+        }
+        for (; row < active; row += groups) {
             total += first[size_t(row) * table_width];
         }
     }
@@ -124,12 +131,18 @@ UNIO_DEVICE int unio_columns(
     return total;
 }
 
-// The thread's share of a sum over all rows, in a fixed order.
-UNIO_DEVICE double unio_sum_rows(const int* rows, int width, const double* sums, int sum_width, int place, int parts) {
-    double total = 0.0;
+// The thread's first row of the first part: read for all statistics before the first is summed, so that these reads overlap.
+UNIO_DEVICE double unio_first_row(const int* rows, const double* sums, int sum_width, int place, double none) {
+    return rows[0] > 0 && int(threadIdx.x) < rows[1] ? sums[size_t(threadIdx.x) * sum_width + place] : none;
+}
+
+// The thread's share of a sum over all rows, in a fixed order, from its first row on.
+UNIO_DEVICE double unio_sum_rows(
+    double first, const int* rows, int width, const double* sums, int sum_width, int place, int parts) {
+    double total = first;
     for (int part = 0; part < parts; ++part) {
         const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
-        for (int row = threadIdx.x; row < active; row += blockDim.x) {
+        for (int row = part == 0 ? threadIdx.x + blockDim.x : threadIdx.x; row < active; row += blockDim.x) {
             total += sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place];
         }
     }
@@ -137,27 +150,31 @@ UNIO_DEVICE double unio_sum_rows(const int* rows, int width, const double* sums,
 }
 
 // The same for a maximum; a part without elements has none.
-UNIO_DEVICE double unio_max_rows(const int* rows, int width, const double* sums, int sum_width, int place, int parts) {
-    double top = -double(unio_inf());
+UNIO_DEVICE double unio_max_rows(
+    double first, const int* rows, int width, const double* sums, int sum_width, int place, int parts) {
+    double top = first;
     for (int part = 0; part < parts; ++part) {
-        const int* const first = rows + size_t(part) * UNIO_ROWS * width;
-        for (int row = threadIdx.x; first[0] > 0 && row < first[1]; row += blockDim.x) {
+        const int* const head = rows + size_t(part) * UNIO_ROWS * width;
+        const int active = head[0] > 0 ? head[1] : 0;
+        for (int row = part == 0 ? threadIdx.x + blockDim.x : threadIdx.x; row < active; row += blockDim.x) {
             top = unio_max(top, sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place]);
         }
     }
     return top;
 }
 
-// The thread's share of one count of all rows.
-UNIO_DEVICE int unio_count_rows(const int* rows, int width, int place, int parts) {
-    int total = 0;
+// The thread's share of two counts beside each other, over all rows.
+UNIO_DEVICE void unio_count_rows(const int* rows, int width, int place, int parts, int* first_count, int* second_count) {
+    *first_count = 0;
+    *second_count = 0;
     for (int part = 0; part < parts; ++part) {
-        const int* const first = rows + size_t(part) * UNIO_ROWS * width;
-        for (int row = threadIdx.x; row < first[1]; row += blockDim.x) {
-            total += first[size_t(row) * width + place];
+        const int* const head = rows + size_t(part) * UNIO_ROWS * width;
+        for (int row = threadIdx.x; row < head[1]; row += blockDim.x) {
+            const int a = head[size_t(row) * width + place], b = head[size_t(row) * width + place + 1];
+            *first_count += a;
+            *second_count += b;
         }
     }
-    return total;
 }
 
 // found = bin that holds the rank, how many lie below it, how many lie in it.
