@@ -155,7 +155,7 @@ fn producer(text: &ProducerText) -> serde_json::Value {
             "inside": q.bracket + 4, "finite": q.bracket + 5, "refined_column": q.refined_column,
         })
     };
-    let (threads, unroll) = (text.threads, Table::UNROLL);
+    let (threads, unroll) = (text.threads, text.unroll);
     let looped = format!("unsigned first = blockIdx.x * {threads}; first < unsigned(n); first += {unroll} * step");
     json!({
         "counted": text.counted,

@@ -21,6 +21,8 @@ pub struct ProducerText {
     pub reads: bool,
     /// Threads a block.
     pub threads: u32,
+    /// Elements that a thread reads before it counts them.
+    pub unroll: usize,
     /// Layout of the tables between the steps.
     pub table: Table,
     /// Statistics that are sums, or end as one.
@@ -153,12 +155,17 @@ fn grid(body: &ProducerBody, text: &ProducerText) -> Grid {
 }
 
 fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
+    let table = Table::of(&body.program);
     ProducerText {
         step: body.step,
         counted: body.range.is_some() || !matches!(body.step, ProducerStep::Settle | ProducerStep::Finish),
         reads: body.program.tensors.iter().any(|t| t.role == Role::Table),
         threads: kernel.threads,
-        table: Table::of(&body.program),
+        unroll: match body.step {
+            ProducerStep::Whole | ProducerStep::Linear => Table::UNROLL,
+            _ => table.unroll(),
+        },
+        table,
         sums: Vec::new(),
         maxima: Vec::new(),
         quantiles: Vec::new(),
@@ -248,6 +255,9 @@ fn arrays(text: &ProducerText) -> (Vec<SharedArray>, u32) {
     }
     for q in text.quantiles.iter().filter(|_| !matches!(step, Settle | Finish)) {
         add("int", &q.counts, warps * text.bins() * 4);
+        if step == Count {
+            add("int", &format!("{}_lists", q.counts), warps * Table::HELD * 4);
+        }
     }
     (arrays, offset as u32)
 }

@@ -256,12 +256,20 @@ impl Table {
     pub const ROWS: usize = 512;
     /// Elements that a thread reads before it counts them.
     pub const UNROLL: usize = 8;
+
+    /// The same where many elements are read: fewer if each is much to keep, so that a card has room for several blocks.
+    pub fn unroll(&self) -> usize {
+        if self.quantiles > 1 || self.sums > 8 { Self::UNROLL / 2 } else { Self::UNROLL }
+    }
+
     /// Elements of a part for each block of its launch.
     pub const PER_BLOCK: u32 = 512;
     /// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa. One a thread.
     pub const BINS: usize = 256;
     /// Bins of both levels about the last answer that the first read counts. The prelude's `UNIO_WINDOW` says the same.
     pub const WINDOW: usize = 64;
+    /// Places of a warp's list of values that wait to be counted. The prelude's `UNIO_HELD` says the same.
+    pub const HELD: usize = 64;
     /// Integers in front of a row: elements of the part, rows in the part, and two for alignment.
     pub const HEAD: usize = 4;
 

@@ -263,8 +263,11 @@ UNIO_KERNEL(512) perception_group_oracle_count(
     UNIO_SHARED(double, partial, 0);
     UNIO_SHARED(int, joined, 256);
     UNIO_SHARED(int, counts_0, 2304);
-    UNIO_SHARED(int, counts_1, 6400);
-    UNIO_SHARED(int, counts_2, 10496);
+    UNIO_SHARED(int, counts_0_lists, 6400);
+    UNIO_SHARED(int, counts_1, 10496);
+    UNIO_SHARED(int, counts_1_lists, 14592);
+    UNIO_SHARED(int, counts_2, 18688);
+    UNIO_SHARED(int, counts_2_lists, 22784);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 1024; bin += 512) {
@@ -275,30 +278,36 @@ UNIO_KERNEL(512) perception_group_oracle_count(
     __syncthreads();
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_0_window = unio_window(brackets_[0]);
+    int* const counts_0_list = counts_0_lists + warp * UNIO_HELD;
+    int counts_0_held = 0;
     int counts_0_beyond = 0;
     int counts_0_not_finite = 0;
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_1_window = unio_window(brackets_[8]);
+    int* const counts_1_list = counts_1_lists + warp * UNIO_HELD;
+    int counts_1_held = 0;
     int counts_1_beyond = 0;
     int counts_1_not_finite = 0;
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_2_window = unio_window(brackets_[16]);
+    int* const counts_2_list = counts_2_lists + warp * UNIO_HELD;
+    int counts_2_held = 0;
     int counts_2_beyond = 0;
     int counts_2_not_finite = 0;
     double acc_3 = 0.0;
     double acc_4 = 0.0;
     double acc_6 = 0.0;
     float acc_5 = -unio_inf();
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // One read of the buffers serves every statistic, 4 elements a thread at a time, all on their way before the first is used:
     // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
-        float counts_0_value[8];
-        float counts_1_value[8];
-        float counts_2_value[8];
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 4 * step) {
+        float counts_0_value[4];
+        float counts_1_value[4];
+        float counts_2_value[4];
         // Where all are there, no read hangs on a condition.
-        if (first + 7 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+        if (first + 3 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const int e = int(first + k * step + threadIdx.x);
             acc_3 = acc_3 + (double(w[e]) * double(g[e]));
             acc_4 = acc_4 + (double(w[e]) * double(w[e]));
@@ -309,7 +318,7 @@ UNIO_KERNEL(512) perception_group_oracle_count(
             counts_2_value[k] = unio_abs(v[e]);
         }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
@@ -322,27 +331,42 @@ UNIO_KERNEL(512) perception_group_oracle_count(
             counts_2_value[k] = there ? unio_abs(v[e]) : 0.0f;
         }
         }
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
-            if (__any_sync(0xffffffffu, counts_0_bin >= 0)) {
-                counts_0_beyond += counts_0_bin >= UNIO_WINDOW ? 1 : 0;
-                counts_0_not_finite += counts_0_bin >= UNIO_NOT_FINITE - counts_0_window ? 1 : 0;
-                unio_count<UNIO_WINDOW>(counts_0 + warp * UNIO_WINDOW, counts_0_bin, lane);
+            const unsigned counts_0_takers = __ballot_sync(0xffffffffu, counts_0_bin >= 0);
+            if (counts_0_takers != 0u) {
+                counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_bin, counts_0_takers, lane);
+            }
+            if (counts_0_held >= 32) {
+                counts_0_held = unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
+                    &counts_0_beyond, &counts_0_not_finite);
             }
             const int counts_1_bin = unio_key(counts_1_value[k]) - counts_1_window;
-            if (__any_sync(0xffffffffu, counts_1_bin >= 0)) {
-                counts_1_beyond += counts_1_bin >= UNIO_WINDOW ? 1 : 0;
-                counts_1_not_finite += counts_1_bin >= UNIO_NOT_FINITE - counts_1_window ? 1 : 0;
-                unio_count<UNIO_WINDOW>(counts_1 + warp * UNIO_WINDOW, counts_1_bin, lane);
+            const unsigned counts_1_takers = __ballot_sync(0xffffffffu, counts_1_bin >= 0);
+            if (counts_1_takers != 0u) {
+                counts_1_held = unio_hold(counts_1_list, counts_1_held, counts_1_bin, counts_1_takers, lane);
+            }
+            if (counts_1_held >= 32) {
+                counts_1_held = unio_tally(counts_1 + warp * UNIO_WINDOW, counts_1_list, counts_1_held, counts_1_window, lane,
+                    &counts_1_beyond, &counts_1_not_finite);
             }
             const int counts_2_bin = unio_key(counts_2_value[k]) - counts_2_window;
-            if (__any_sync(0xffffffffu, counts_2_bin >= 0)) {
-                counts_2_beyond += counts_2_bin >= UNIO_WINDOW ? 1 : 0;
-                counts_2_not_finite += counts_2_bin >= UNIO_NOT_FINITE - counts_2_window ? 1 : 0;
-                unio_count<UNIO_WINDOW>(counts_2 + warp * UNIO_WINDOW, counts_2_bin, lane);
+            const unsigned counts_2_takers = __ballot_sync(0xffffffffu, counts_2_bin >= 0);
+            if (counts_2_takers != 0u) {
+                counts_2_held = unio_hold(counts_2_list, counts_2_held, counts_2_bin, counts_2_takers, lane);
+            }
+            if (counts_2_held >= 32) {
+                counts_2_held = unio_tally(counts_2 + warp * UNIO_WINDOW, counts_2_list, counts_2_held, counts_2_window, lane,
+                    &counts_2_beyond, &counts_2_not_finite);
             }
         }
     }
+    unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
+        &counts_0_beyond, &counts_0_not_finite);
+    unio_tally(counts_1 + warp * UNIO_WINDOW, counts_1_list, counts_1_held, counts_1_window, lane,
+        &counts_1_beyond, &counts_1_not_finite);
+    unio_tally(counts_2 + warp * UNIO_WINDOW, counts_2_list, counts_2_held, counts_2_window, lane,
+        &counts_2_beyond, &counts_2_not_finite);
     const double total_3 = unio_block_sum(acc_3, partial);
     const double total_4 = unio_block_sum(acc_4, partial);
     const double total_6 = unio_block_sum(acc_6, partial);
@@ -486,11 +510,11 @@ UNIO_KERNEL(256) perception_group_oracle_exponents(
     }
     __syncthreads();
     const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
-        float counts_0_value[8];
-        float counts_1_value[8];
-        float counts_2_value[8];
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 4 * step) {
+        float counts_0_value[4];
+        float counts_1_value[4];
+        float counts_2_value[4];
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
@@ -498,7 +522,7 @@ UNIO_KERNEL(256) perception_group_oracle_exponents(
             counts_1_value[k] = there ? unio_abs(m[e]) : unio_nan();
             counts_2_value[k] = there ? unio_abs(v[e]) : unio_nan();
         }
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
             unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
             unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, unio_exponent(counts_2_value[k]), lane);
@@ -561,11 +585,11 @@ UNIO_KERNEL(256) perception_group_oracle_refine(
     const int stat_2_exponent = found[0];
     __syncthreads();
     const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
-        float counts_0_value[8];
-        float counts_1_value[8];
-        float counts_2_value[8];
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 4 * step) {
+        float counts_0_value[4];
+        float counts_1_value[4];
+        float counts_2_value[4];
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
@@ -573,7 +597,7 @@ UNIO_KERNEL(256) perception_group_oracle_refine(
             counts_1_value[k] = there ? unio_abs(m[e]) : unio_nan();
             counts_2_value[k] = there ? unio_abs(v[e]) : unio_nan();
         }
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
             if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);

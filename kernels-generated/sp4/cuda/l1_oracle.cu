@@ -663,13 +663,13 @@ UNIO_KERNEL(512) sp4_l1_oracle_count(
     double acc_45 = 0.0;
     double acc_46 = 0.0;
     double acc_47 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
+    // One read of the buffers serves every statistic, 4 elements a thread at a time, all on their way before the first is used:
     // beyond the last one it is read again, and left out.
     const unsigned step = gridDim.x * 512;
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 4 * step) {
         // Where all are there, no read hangs on a condition.
-        if (first + 7 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+        if (first + 3 * step + 512 <= unsigned(n)) {
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const int e = int(first + k * step + threadIdx.x);
             acc_0 = acc_0 + (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)]));
             acc_1 = acc_1 + (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)]));
@@ -721,7 +721,7 @@ UNIO_KERNEL(512) sp4_l1_oracle_count(
             acc_47 = acc_47 + (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)]));
         }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;

@@ -157,6 +157,7 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
     UNIO_SHARED(double, partial, 0);
     UNIO_SHARED(int, joined, 256);
     UNIO_SHARED(int, counts_0, 2304);
+    UNIO_SHARED(int, counts_0_lists, 6400);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 1024; bin += 512) {
@@ -165,6 +166,8 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
     __syncthreads();
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_0_window = unio_window(brackets_[0]);
+    int* const counts_0_list = counts_0_lists + warp * UNIO_HELD;
+    int counts_0_held = 0;
     int counts_0_beyond = 0;
     int counts_0_not_finite = 0;
     double acc_1 = 0.0;
@@ -197,13 +200,18 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
-            if (__any_sync(0xffffffffu, counts_0_bin >= 0)) {
-                counts_0_beyond += counts_0_bin >= UNIO_WINDOW ? 1 : 0;
-                counts_0_not_finite += counts_0_bin >= UNIO_NOT_FINITE - counts_0_window ? 1 : 0;
-                unio_count<UNIO_WINDOW>(counts_0 + warp * UNIO_WINDOW, counts_0_bin, lane);
+            const unsigned counts_0_takers = __ballot_sync(0xffffffffu, counts_0_bin >= 0);
+            if (counts_0_takers != 0u) {
+                counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_bin, counts_0_takers, lane);
+            }
+            if (counts_0_held >= 32) {
+                counts_0_held = unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
+                    &counts_0_beyond, &counts_0_not_finite);
             }
         }
     }
+    unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
+        &counts_0_beyond, &counts_0_not_finite);
     const double total_1 = unio_block_sum(acc_1, partial);
     const double total_2 = unio_block_sum(acc_2, partial);
     const double total_3 = unio_block_sum(acc_3, partial);

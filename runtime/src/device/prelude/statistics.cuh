@@ -9,6 +9,9 @@
 // Rows that a part of a union has room for: the most blocks of its launch. Each row tells how many there are.
 #define UNIO_ROWS 512
 
+// The first bin of both levels that is not finite.
+#define UNIO_NOT_FINITE 0xff00
+
 // Adds one to each lane's bin in the warp's own row; lanes that share a bin elect one of them. Other bins count nothing.
 template <int BINS> UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
     // Matching takes as long as there are different values, so that what counts nothing is all the same.
@@ -20,6 +23,29 @@ template <int BINS> UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
     __syncwarp();
 }
 
+// Bins at or above a window's first wait in the warp's own list until there is one for each lane: matching is what costs.
+// The list has room for UNIO_HELD; so many of its places are taken afterwards.
+#define UNIO_HELD 64
+UNIO_DEVICE int unio_hold(int* list, int held, int bin, unsigned takers, int lane) {
+    if (bin >= 0) {
+        list[held + __popc(takers & ((1u << lane) - 1u))] = bin;
+    }
+    return held + __popc(takers);
+}
+// Counts up to a warp's worth of the list, what lies beyond the window and what of it is not finite; so many stay.
+UNIO_DEVICE int unio_tally(int* row, int* list, int held, int window, int lane, int* beyond, int* not_finite) {
+    __syncwarp();
+    const int bin = lane < held ? list[lane] : -1;
+    *beyond += bin >= UNIO_WINDOW ? 1 : 0;
+    *not_finite += bin >= UNIO_NOT_FINITE - window ? 1 : 0;
+    unio_count<UNIO_WINDOW>(row, bin, lane);
+    if (lane + 32 < held) {
+        list[lane] = list[lane + 32];
+    }
+    __syncwarp();
+    return held > 32 ? held - 32 : 0;
+}
+
 // The exponent of a value that is finite; else no bin.
 UNIO_DEVICE int unio_exponent(float value) {
     return unio_isfinite(value) ? int(__float_as_uint(value) >> 23 & 255u) : UNIO_BINS;
@@ -28,9 +54,8 @@ UNIO_DEVICE int unio_exponent(float value) {
 UNIO_DEVICE int unio_mantissa(float value, int exponent) {
     return unio_exponent(value) == exponent ? int(__float_as_uint(value) >> 15 & 255u) : UNIO_BINS;
 }
-// The bin of both levels, and the first one that is not finite.
+// The bin of both levels.
 UNIO_DEVICE int unio_key(float value) { return int((__float_as_uint(value) & 0x7fffffffu) >> 15); }
-#define UNIO_NOT_FINITE 0xff00
 
 // A window begins where the last answer says, but never at bin 0: what holds no element looks like a zero and lies below.
 UNIO_DEVICE int unio_window(int told) { return told < 1 ? 1 : told; }
