@@ -87,11 +87,15 @@ fn write_phases(text: &mut String, body: &BlockBody, phases: &[Phase], indent: &
     for phase in phases {
         match phase {
             Phase::Barrier => writeln!(text, "{indent}barrier").unwrap(),
+            Phase::Copied => writeln!(text, "{indent}copies are there").unwrap(),
             Phase::Parallel(parallel) => {
                 let vars: Vec<&str> = parallel.vars.iter().map(|v| body.program.vars[*v].name.as_str()).collect();
                 let lanes = if parallel.lanes > 1 { format!(", {} lanes", parallel.lanes) } else { String::new() };
+                let tile = parallel.tile.map(|(var, n)| format!(", {n} of {} together", body.program.vars[var].name));
                 let kept = parallel.kept.iter().map(|t| format!(", keeps {}", body.program.tensors[*t].name));
-                writeln!(text, "{indent}each ({}){lanes}{}", vars.join(", "), kept.collect::<String>()).unwrap();
+                let ahead = parallel.ahead.iter().map(|t| format!(", {} ahead", body.program.tensors[*t].name));
+                let more: String = tile.into_iter().chain(kept).chain(ahead).collect();
+                writeln!(text, "{indent}each ({}){lanes}{more}", vars.join(", ")).unwrap();
                 for item in &parallel.items {
                     let carry = match item.carry {
                         Carry::None => "",

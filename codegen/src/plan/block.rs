@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BlockBody, Carry, Home, Item, Parallel, Param, Phase, memory_elem, outer_role};
-use super::{fission, lanes};
+use super::{ahead, fission, lanes, rows};
 use crate::math::{Assign, Elem, Expr, Node, Program, Role, TensorId, VarId};
 use crate::model::Schedule;
 use crate::spec::entries::StageGrid;
@@ -30,7 +30,8 @@ pub(super) struct Planned {
     pub(super) threads: u32,
 }
 
-/// Plans a forward or adjoint program; `keep` are locals that the kernel stores for a later one.
+/// Plans a forward or adjoint program; `keep` are locals that the kernel stores for a later one. A block takes as many samples as
+/// its shared memory has room for.
 pub(super) fn plan(
     program: &Program,
     keep: &BTreeSet<TensorId>,
@@ -38,26 +39,49 @@ pub(super) fn plan(
     scratch_total: usize,
     schedule: &Schedule,
 ) -> Planned {
+    let several = rows::choices(program, batch, schedule).find_map(|rows| {
+        let all = rows::together(program, rows);
+        let (planned, fits) = plan_rows(&all, keep, (rows, batch / rows), scratch_total, schedule);
+        fits.then_some(planned)
+    });
+    several.unwrap_or_else(|| plan_rows(program, keep, (1, batch), scratch_total, schedule).0)
+}
+
+/// The plan for so many samples a block and so many blocks, and whether all that is shared has room.
+fn plan_rows(
+    program: &Program,
+    keep: &BTreeSet<TensorId>,
+    (rows, batch): (usize, usize),
+    scratch_total: usize,
+    schedule: &Schedule,
+) -> (Planned, bool) {
     let program = &fission::split(program);
     let mut groups = Grouper::new(program).group();
     lanes::choose(program, &mut groups);
+    let room = if rows > 1 { STAGED_BUDGET } else { SHARED_BUDGET };
     let mut planner =
-        Planner { program, keep, scratch_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0 };
+        Planner { program, keep, scratch_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0, room };
     planner.place(&groups);
+    let fits = planner.params.iter().all(|param| param.access != unio_interface::Access::InOut);
     let threads = schedule.threads.unwrap_or_else(|| default_threads(program, &groups));
     lanes::keep_parameters(program, &mut groups, threads);
+    let made = planner.reals;
     planner.stage_parameters(&groups);
+    planner.pass_parameters(&groups, made);
+    ahead::choose(program, &planner.homes, &mut groups, threads);
     let single = schedule.grid == StageGrid::Single;
     let mut barriers = Barriers { program, homes: &planner.homes, pending: Pending::default() };
     if single {
         barriers.start_after(groups.clone());
     }
-    let phases = barriers.insert(groups);
+    let mut phases = barriers.insert(groups);
+    wait_for_copies(&planner.homes, &mut phases);
     let scalars = scalar_params(program);
     let mut params = planner.params;
     params.extend(scalars);
     let body = BlockBody {
         batch,
+        rows,
         single,
         program: program.clone(),
         homes: planner.homes,
@@ -65,7 +89,7 @@ pub(super) fn plan(
         shared_reals: planner.reals,
         shared_ints: planner.ints,
     };
-    Planned { body, params, threads }
+    (Planned { body, params, threads }, fits)
 }
 
 /// Parameters for the slots and states that a program reads.
@@ -100,7 +124,7 @@ fn scalar_name(read: &crate::math::ScalarRead) -> String {
 }
 
 fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
-    let size = |p: &Parallel| elements(program, p) * p.lanes;
+    let size = |p: &Parallel| busy(program, p);
     let looped = groups.iter().filter_map(|g| if let Grouped::Loop { body, .. } = g { Some(body) } else { None });
     let inside = looped.flatten().map(size).max();
     let all = groups.iter().filter_map(|g| if let Grouped::Parallel(p) = g { Some(size(p)) } else { None }).max();
@@ -113,6 +137,11 @@ fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
 /// Elements of a phase's index space.
 pub(super) fn elements(program: &Program, phase: &Parallel) -> usize {
     phase.vars.iter().map(|v| program.vars[*v].extent).product()
+}
+
+/// Threads that a phase employs.
+pub(super) fn busy(program: &Program, phase: &Parallel) -> usize {
+    elements(program, phase) / phase.tile.map_or(1, |(_, size)| size) * phase.lanes
 }
 
 /// Phases before barriers.
@@ -185,7 +214,14 @@ impl<'a> Grouper<'a> {
                     let renamed = renamed(&item, &vars, &group.vars);
                     group.items.push(renamed);
                 }
-                None => groups.push(Parallel { vars, items: vec![item], lanes: 1, kept: Vec::new() }),
+                None => groups.push(Parallel {
+                    vars,
+                    items: vec![item],
+                    lanes: 1,
+                    tile: None,
+                    kept: Vec::new(),
+                    ahead: Vec::new(),
+                }),
             }
         }
         groups
@@ -230,7 +266,7 @@ fn renamed(item: &Item, from: &[VarId], to: &[VarId]) -> Item {
 }
 
 /// Every element read: tensor and index.
-fn accesses(expr: &Expr) -> Vec<(TensorId, Vec<Expr>)> {
+pub(super) fn accesses(expr: &Expr) -> Vec<(TensorId, Vec<Expr>)> {
     let mut list = Vec::new();
     expr.visit(&mut |e| {
         if let Expr::Load(t, index) = e {
@@ -238,6 +274,17 @@ fn accesses(expr: &Expr) -> Vec<(TensorId, Vec<Expr>)> {
         }
     });
     list
+}
+
+/// Tensors that reductions read.
+fn summed(expr: &Expr) -> BTreeSet<TensorId> {
+    let mut found = BTreeSet::new();
+    expr.visit(&mut |e| {
+        if let Expr::Reduce(..) = e {
+            found.extend(e.loads());
+        }
+    });
+    found
 }
 
 /// Whether an index names just the element that the thread itself is at.
@@ -259,6 +306,8 @@ struct Planner<'a> {
     homes: BTreeMap<TensorId, Home>,
     reals: usize,
     ints: usize,
+    /// Elements of shared memory for what the kernel makes.
+    room: usize,
 }
 
 impl Planner<'_> {
@@ -316,6 +365,20 @@ impl Planner<'_> {
         }
     }
 
+    /// Kept parameters go through the place of those copies, from where on nothing else lies.
+    fn pass_parameters(&mut self, groups: &[Grouped], from: usize) {
+        for passing in lanes::passing(self.program, groups) {
+            let shape = &self.program.tensors[passing.tensor].shape;
+            let end = from + shape[..shape.len() - 1].iter().product::<usize>() * passing.stride;
+            let Some(home) = self.homes.get_mut(&passing.tensor).filter(|_| end + self.ints <= STAGED_BUDGET_OF_SCANS)
+            else {
+                continue;
+            };
+            (home.shared, home.staged, home.passes) = (Some(from), Some(passing.stride), true);
+            self.reals = self.reals.max(end.next_multiple_of(ALIGNED));
+        }
+    }
+
     /// Shared memory if it fits, else the sample's own part of a global buffer, read and written.
     fn share(&mut self, id: TensorId, uses: &Uses, home: &mut Home) {
         let tensor = &self.program.tensors[id];
@@ -323,7 +386,7 @@ impl Planner<'_> {
         let skip = usize::from(home.one_step);
         let len: usize = tensor.shape[skip..].iter().product();
         let is_real = tensor.elem == Elem::Real;
-        if self.reals + self.ints + len <= SHARED_BUDGET {
+        if self.reals + self.ints + len <= self.room {
             let next = if is_real { &mut self.reals } else { &mut self.ints };
             home.shared = Some(*next);
             *next += len.next_multiple_of(ALIGNED);
@@ -403,6 +466,27 @@ impl Uses {
             made.insert(item.assign.tensor);
             self.written.insert(item.assign.tensor);
         }
+    }
+}
+
+/// Waits for the copies of parameters before the first phase that reads one.
+fn wait_for_copies(homes: &BTreeMap<TensorId, Home>, phases: &mut Vec<Phase>) {
+    let is_copy = |tensor: &TensorId| homes.get(tensor).is_some_and(|home| home.staged.is_some() && !home.passes);
+    let Some(first) = phases.iter().position(|phase| reads(phase, &is_copy)) else { return };
+    match first.checked_sub(1).filter(|before| matches!(phases[*before], Phase::Barrier)) {
+        Some(barrier) => phases.insert(barrier, Phase::Copied),
+        None => {
+            phases.insert(first, Phase::Barrier);
+            phases.insert(first, Phase::Copied);
+        }
+    }
+}
+
+fn reads(phase: &Phase, wanted: &impl Fn(&TensorId) -> bool) -> bool {
+    match phase {
+        Phase::Barrier | Phase::Copied => false,
+        Phase::Parallel(parallel) => parallel.items.iter().any(|item| item.assign.value.loads().iter().any(wanted)),
+        Phase::Loop { body, .. } => body.iter().any(|phase| reads(phase, wanted)),
     }
 }
 
@@ -504,13 +588,15 @@ impl Barriers<'_> {
     ) -> (BTreeMap<TensorId, Option<Vec<usize>>>, BTreeMap<TensorId, Option<Vec<usize>>>) {
         let step = self.program.scan().map(|s| s.var);
         // Of lanes that share an element one alone stores it, so that to the others it is another thread's.
-        let extents = p.vars.iter().map(|v| self.program.vars[*v].extent);
-        let space: Option<Vec<usize>> = (p.lanes == 1).then(|| extents.collect());
+        let extents = p.vars.iter().flat_map(|v| [self.program.vars[*v].extent, p.values(*v)]);
+        let space: Option<Vec<usize>> = (p.lanes == 1 || p.tile.is_some()).then(|| extents.collect());
         let mut made = BTreeSet::new();
         let (mut read, mut written) = (BTreeMap::new(), BTreeMap::new());
         for item in &p.items {
+            // The lanes of a tile sum for one another.
+            let summed = if p.tile.is_some() { summed(&item.assign.value) } else { BTreeSet::new() };
             for (tensor, index) in accesses(&item.assign.value) {
-                let own = space.clone().filter(|_| is_own(&index, &p.vars, step));
+                let own = space.clone().filter(|_| is_own(&index, &p.vars, step) && !summed.contains(&tensor));
                 if self.is_visible(tensor) && !made.contains(&tensor) {
                     let known = read.entry(tensor).or_insert_with(|| own.clone());
                     if *known != own {
