@@ -87,6 +87,8 @@ fn write_phases(text: &mut String, body: &BlockBody, phases: &[Phase], indent: &
     for phase in phases {
         match phase {
             Phase::Barrier => writeln!(text, "{indent}barrier").unwrap(),
+            Phase::Pass => writeln!(text, "{indent}pass").unwrap(),
+            Phase::Copy => writeln!(text, "{indent}copy").unwrap(),
             Phase::Copied => writeln!(text, "{indent}copies are there").unwrap(),
             Phase::Parallel(parallel) => {
                 let vars: Vec<&str> = parallel.vars.iter().map(|v| body.program.vars[*v].name.as_str()).collect();
@@ -151,6 +153,8 @@ phases! {
     phases_of_a_softmax "softmax" "t_pool_forward"
     phases_of_the_adjoint_of_a_softmax "softmax" "t_pool_adjoint"
     phases_of_a_wide_scan "wide_scan" "t_cell_forward"
+    phases_of_several_samples "rows" "t_dense_forward"
+    phases_of_their_adjoint "rows" "t_dense_adjoint"
 }
 
 #[test]
@@ -212,6 +216,11 @@ fn slots_states_and_lock() {
 #[test]
 fn cuda_of_a_block() {
     insta::assert_snapshot!(kernel_text("sum", "cell", "t_cell_forward"));
+}
+
+#[test]
+fn cuda_of_several_samples() {
+    insta::assert_snapshot!(kernel_text("rows", "dense", "t_dense_forward"));
 }
 
 #[test]

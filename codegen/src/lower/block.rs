@@ -40,8 +40,6 @@ pub(super) fn lower(kernel: &KernelPlan, body: &BlockBody, names: &[String], mut
         kept: BTreeMap::new(),
         ahead: VecDeque::new(),
     };
-    lowerer.pass_parameters(&body.phases, &mut ops);
-    lowerer.stage_parameters(&mut ops);
     lowerer.phases(&body.phases, &mut ops);
     let ops = match &sample {
         Some(sample) => one_by_one(kernel, names, sample, body.batch, ops),
@@ -215,6 +213,8 @@ impl Lowerer<'_> {
         for phase in phases {
             match phase {
                 Phase::Barrier => ops.push(Op::Barrier),
+                Phase::Pass => self.pass_parameters(phases, ops),
+                Phase::Copy => self.stage_parameters(ops),
                 Phase::Copied => ops.push(Op::Do("unio_copied()".to_owned())),
                 Phase::Parallel(parallel) => {
                     let ahead = step.and_then(|_| self.ahead.pop_front()).unwrap_or_default();
@@ -261,7 +261,7 @@ impl Lowerer<'_> {
                 let element = printer.namer.unique("e");
                 let lanes = (parallel.lanes > 1).then_some(parallel.lanes);
                 let reads = reads_ahead(parallel, &names, &mut printer, |_| true);
-                ops.push(self.spread(&vars, &extents, &element, lanes, reads));
+                ops.push(self.spread(&vars, &extents, &element, (lanes, 1), reads));
             }
             self.ahead.push_back(names);
         }
@@ -273,7 +273,7 @@ impl Lowerer<'_> {
 
     /// Begins to copy parameters into shared memory; neighbours are read together.
     fn stage_parameters(&mut self, ops: &mut Vec<Op>) {
-        let staged = self.body.homes.iter().filter(|(_, home)| home.staged.is_some() && !home.passes);
+        let staged = self.body.homes.iter().filter(|(_, home)| home.staged.is_some() && home.passes.is_none());
         let staged: Vec<TensorId> = staged.map(|(id, _)| *id).collect();
         if self.body.single && !staged.is_empty() {
             ops.push(Op::Barrier);
@@ -299,21 +299,27 @@ impl Lowerer<'_> {
         Some(Op::Unrolled { head, times: Some(COPIED), body: vec![copy] })
     }
 
-    /// Parameters that go through shared memory into registers, one after the other.
+    /// Parameters that go through shared memory into registers, turn by turn.
     fn pass_parameters(&mut self, phases: &[Phase], ops: &mut Vec<Op>) {
         let looped =
             phases.iter().filter_map(|phase| if let Phase::Loop { body, .. } = phase { Some(body) } else { None });
-        for phase in looped.flatten() {
-            let Phase::Parallel(parallel) = phase else { continue };
-            for tensor in parallel.kept.iter().filter(|tensor| self.body.homes[tensor].passes) {
-                if self.body.single && self.kept.is_empty() {
-                    ops.push(Op::Barrier);
-                }
-                ops.extend(self.copy(*tensor));
-                ops.extend([Op::Do("unio_copied()".to_owned()), Op::Barrier]);
-                self.keep(parallel, *tensor, ops);
-                ops.push(Op::Barrier);
+        let kept = looped.flatten().filter_map(|phase| match phase {
+            Phase::Parallel(parallel) => Some(parallel.kept.iter().map(move |tensor| (parallel, *tensor))),
+            _ => None,
+        });
+        let kept: Vec<(&Parallel, TensorId)> = kept.flatten().collect();
+        if self.body.single {
+            ops.push(Op::Barrier);
+        }
+        for turn in 0.. {
+            let now: Vec<_> = kept.iter().filter(|(_, id)| self.body.homes[id].passes == Some(turn)).collect();
+            if now.is_empty() {
+                break;
             }
+            ops.extend(now.iter().filter_map(|(_, id)| self.copy(*id)));
+            ops.extend([Op::Do("unio_copied()".to_owned()), Op::Barrier]);
+            now.iter().for_each(|(parallel, id)| self.keep(parallel, *id, ops));
+            ops.push(Op::Barrier);
         }
     }
 
@@ -349,7 +355,7 @@ impl Lowerer<'_> {
         let lanes = printer.lanes.take();
         let own = lanes.as_ref().map(|(lanes, lane)| own_lane(*lanes, lane));
         let body = own.into_iter().chain([load]).collect();
-        ops.push(self.spread(&names, &extents, &element, lanes.map(|(lanes, _)| lanes), body));
+        ops.push(self.spread(&names, &extents, &element, (lanes.map(|(lanes, _)| lanes), 1), body));
         self.kept.insert(tensor, (array, count));
     }
 
@@ -396,7 +402,7 @@ impl Lowerer<'_> {
         printer.kept = self.kept.clone();
         self.items(parallel, step, registers, printer, &mut body);
         let lanes = (parallel.lanes > 1).then_some(parallel.lanes);
-        self.spread(&names, &extents, &element, lanes, body)
+        self.spread(&names, &extents, &element, (lanes, parallel.at_once), body)
     }
 
     /// What a thread does for an element: first the sums that know nothing of the phase, then item by item.
@@ -482,7 +488,14 @@ impl Lowerer<'_> {
     }
 
     /// Spreads an index space over the threads of the block.
-    fn spread(&self, names: &[String], extents: &[usize], element: &str, lanes: Option<usize>, body: Vec<Op>) -> Op {
+    fn spread(
+        &self,
+        names: &[String],
+        extents: &[usize],
+        element: &str,
+        (lanes, at_once): (Option<usize>, usize),
+        body: Vec<Op>,
+    ) -> Op {
         let total: usize = extents.iter().product();
         let threads = self.threads as usize;
         let (share, own) = match lanes {
@@ -497,7 +510,10 @@ impl Lowerer<'_> {
         all.extend(body);
         if total * share > threads {
             let head = format!("int {counter} = {own}; {counter} < {total}; {counter} += {}", threads / share);
-            return Op::For { head, body: all };
+            return match at_once {
+                1 => Op::For { head, body: all },
+                times => Op::Unrolled { head, times: Some(times), body: all },
+            };
         }
         if !names.is_empty() {
             all.insert(0, Op::Let { ty: "int", name: counter.to_owned(), value: own });

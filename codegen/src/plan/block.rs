@@ -19,6 +19,8 @@ const STAGED_BUDGET: usize = 27 * 1024;
 const STAGED_BUDGET_OF_SCANS: usize = 50 * 1024;
 /// Fewest threads that a block is given by default, and most for what lies outside a scan.
 const THREADS: std::ops::RangeInclusive<usize> = 32..=256;
+/// The same where a block takes several samples, so that it has a multiprocessor for itself.
+const THREADS_OF_ROWS: usize = 512;
 
 /// Elements that a thread may take one after the other outside a scan.
 const ELEMENTS_A_THREAD: usize = 4;
@@ -63,19 +65,19 @@ fn plan_rows(
         Planner { program, keep, scratch_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0, room };
     planner.place(&groups);
     let fits = planner.params.iter().all(|param| param.access != unio_interface::Access::InOut);
-    let threads = schedule.threads.unwrap_or_else(|| default_threads(program, &groups));
-    lanes::keep_parameters(program, &mut groups, threads);
+    let threads = schedule.threads.unwrap_or_else(|| default_threads(program, &groups, rows));
+    let free = lanes::keep_parameters(program, &mut groups, threads);
     let made = planner.reals;
     planner.stage_parameters(&groups);
     planner.pass_parameters(&groups, made);
-    ahead::choose(program, &planner.homes, &mut groups, threads);
+    ahead::choose(program, &planner.homes, &mut groups, threads, free);
     let single = schedule.grid == StageGrid::Single;
     let mut barriers = Barriers { program, homes: &planner.homes, pending: Pending::default() };
     if single {
         barriers.start_after(groups.clone());
     }
     let mut phases = barriers.insert(groups);
-    wait_for_copies(&planner.homes, &mut phases);
+    add_copies(&planner.homes, &mut phases);
     let scalars = scalar_params(program);
     let mut params = planner.params;
     params.extend(scalars);
@@ -123,13 +125,16 @@ fn scalar_name(read: &crate::math::ScalarRead) -> String {
     }
 }
 
-fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
+fn default_threads(program: &Program, groups: &[Grouped], rows: usize) -> u32 {
     let size = |p: &Parallel| busy(program, p);
     let looped = groups.iter().filter_map(|g| if let Grouped::Loop { body, .. } = g { Some(body) } else { None });
     let inside = looped.flatten().map(size).max();
-    let all = groups.iter().filter_map(|g| if let Grouped::Parallel(p) = g { Some(size(p)) } else { None }).max();
+    // A tile is work for a thread; of single elements it takes several.
+    let share = |p: &Parallel| size(p).div_ceil(if p.tile.is_some() { 1 } else { ELEMENTS_A_THREAD });
+    let all = groups.iter().filter_map(|g| if let Grouped::Parallel(p) = g { Some(share(p)) } else { None }).max();
     // Threads beyond those that a step employs make its barriers dearer; outside they share work that has few barriers.
-    let outside = all.unwrap_or(1).div_ceil(ELEMENTS_A_THREAD).min(*THREADS.end());
+    let most = if rows > 1 { THREADS_OF_ROWS } else { *THREADS.end() };
+    let outside = all.unwrap_or(1).min(most);
     let most = inside.unwrap_or(1).max(outside).next_multiple_of(32);
     most.clamp(*THREADS.start(), lanes::MOST_THREADS) as u32
 }
@@ -218,6 +223,7 @@ impl<'a> Grouper<'a> {
                     vars,
                     items: vec![item],
                     lanes: 1,
+                    at_once: 1,
                     tile: None,
                     kept: Vec::new(),
                     ahead: Vec::new(),
@@ -365,17 +371,21 @@ impl Planner<'_> {
         }
     }
 
-    /// Kept parameters go through the place of those copies, from where on nothing else lies.
+    /// Kept parameters go through the place of those copies, from where on nothing else lies: as many at a time as have room.
     fn pass_parameters(&mut self, groups: &[Grouped], from: usize) {
+        let (mut at, mut turn) = (from, 0);
         for passing in lanes::passing(self.program, groups) {
             let shape = &self.program.tensors[passing.tensor].shape;
-            let end = from + shape[..shape.len() - 1].iter().product::<usize>() * passing.stride;
-            let Some(home) = self.homes.get_mut(&passing.tensor).filter(|_| end + self.ints <= STAGED_BUDGET_OF_SCANS)
-            else {
-                continue;
-            };
-            (home.shared, home.staged, home.passes) = (Some(from), Some(passing.stride), true);
-            self.reals = self.reals.max(end.next_multiple_of(ALIGNED));
+            let len = shape[..shape.len() - 1].iter().product::<usize>() * passing.stride;
+            let fits = |at: usize| at + len + self.ints <= STAGED_BUDGET_OF_SCANS;
+            if !fits(at) {
+                (at, turn) = (from, turn + 1);
+            }
+            if let Some(home) = self.homes.get_mut(&passing.tensor).filter(|_| fits(at)) {
+                (home.shared, home.staged, home.passes) = (Some(at), Some(passing.stride), Some(turn));
+                at += len.next_multiple_of(ALIGNED);
+                self.reals = self.reals.max(at);
+            }
         }
     }
 
@@ -469,22 +479,33 @@ impl Uses {
     }
 }
 
-/// Waits for the copies of parameters before the first phase that reads one.
-fn wait_for_copies(homes: &BTreeMap<TensorId, Home>, phases: &mut Vec<Phase>) {
-    let is_copy = |tensor: &TensorId| homes.get(tensor).is_some_and(|home| home.staged.is_some() && !home.passes);
-    let Some(first) = phases.iter().position(|phase| reads(phase, &is_copy)) else { return };
-    match first.checked_sub(1).filter(|before| matches!(phases[*before], Phase::Barrier)) {
-        Some(barrier) => phases.insert(barrier, Phase::Copied),
-        None => {
-            phases.insert(first, Phase::Barrier);
-            phases.insert(first, Phase::Copied);
+/// Copies of parameters begin at the start, and are waited for before the first phase that reads one. Where kept parameters go
+/// through the same place, that comes first: right before the scan if it may, since from then on their registers are taken.
+fn add_copies(homes: &BTreeMap<TensorId, Home>, phases: &mut Vec<Phase>) {
+    let is_copy =
+        |tensor: &TensorId| homes.get(tensor).is_some_and(|home| home.staged.is_some() && home.passes.is_none());
+    let first = phases.iter().position(|phase| reads(phase, &is_copy));
+    let scan = phases.iter().position(|phase| matches!(phase, Phase::Loop { .. }));
+    let passes = homes.values().any(|home| home.passes.is_some());
+    let begin = scan.filter(|scan| passes && first.is_none_or(|first| *scan <= first)).unwrap_or(0);
+    if let Some(first) = first {
+        match first.checked_sub(1).filter(|before| *before >= begin && matches!(phases[*before], Phase::Barrier)) {
+            Some(barrier) => phases.insert(barrier, Phase::Copied),
+            None => {
+                phases.insert(first, Phase::Barrier);
+                phases.insert(first, Phase::Copied);
+            }
         }
+        phases.insert(begin, Phase::Copy);
+    }
+    if passes {
+        phases.insert(begin, Phase::Pass);
     }
 }
 
 fn reads(phase: &Phase, wanted: &impl Fn(&TensorId) -> bool) -> bool {
     match phase {
-        Phase::Barrier | Phase::Copied => false,
+        Phase::Barrier | Phase::Pass | Phase::Copy | Phase::Copied => false,
         Phase::Parallel(parallel) => parallel.items.iter().any(|item| item.assign.value.loads().iter().any(wanted)),
         Phase::Loop { body, .. } => body.iter().any(|phase| reads(phase, wanted)),
     }

@@ -22,11 +22,16 @@ const SECTOR: usize = 8;
 
 /// Neighbours that a lane takes together, so that it reads them at once.
 pub(crate) const GROUP: usize = 4;
+/// Elements of a thread that are worked on side by side, and most terms of their sums: longer ones have reads enough on the way.
+const AT_ONCE: usize = 4;
+const SHORT: usize = 8;
 /// Most values of a tile.
 const MOST_TILE: usize = 8;
 /// Fewest tiles of a phase, whose lanes share them and where each is one thread's: with fewer, threads would be idle.
 const LEAST_TILES: usize = 64;
 const LEAST_TILES_OF_THREADS: usize = 128;
+/// Threads that keep a block busy, so that lanes need not help.
+const BUSY: usize = 256;
 
 /// Whether lanes share a sum of so many terms in groups of neighbours.
 pub(crate) fn in_groups(terms: usize, lanes: usize) -> bool {
@@ -39,40 +44,54 @@ pub(super) fn choose(program: &Program, groups: &mut [Grouped]) {
         match group {
             Grouped::Parallel(phase) => match tile(program, phase) {
                 Some((var, size, lanes)) => (phase.tile, phase.lanes) = (Some((var, size)), lanes),
-                None => phase.lanes = outside(program, phase),
+                None => {
+                    phase.lanes = outside(program, phase);
+                    phase.at_once = if longest(program, phase) <= SHORT { AT_ONCE } else { 1 };
+                }
             },
             Grouped::Loop { body, .. } => body.iter_mut().for_each(|phase| phase.lanes = inside(program, phase)),
         }
     }
 }
 
-/// A variable that a weight does not depend on, how many of its values a thread takes together, and the lanes that share them:
-/// the weight is read once for all. Lanes read along its rows; where threads read its neighbours anyway, each sums alone.
+/// A variable that something summed does not depend on, how many of its values a thread takes together, and the lanes that share
+/// them: it is read once for all. Lanes read along a weight's rows, or where threads would be idle; else each thread sums alone.
 fn tile(program: &Program, phase: &Parallel) -> Option<(VarId, usize, usize)> {
+    let (var, reads_weight) = tiled(program, phase)?;
+    let (extent, all, terms) = (program.vars[var].extent, elements(program, phase), longest(program, phase));
+    let most = |fits: &dyn Fn(usize) -> bool| doubled(MOST_TILE, |size| extent.is_multiple_of(size) && fits(size));
+    let shared = most(&|size| reads_weight && all / size >= LEAST_TILES && terms >= size * GROUP);
+    let alone = most(&|size| all / size >= LEAST_TILES_OF_THREADS);
+    let along = reads_rows(program, phase);
+    let is_busy = all / alone >= BUSY;
+    match (shared > 1 && (along || !is_busy), alone > 1 && !along) {
+        (true, _) => Some((var, shared, shared)),
+        (false, true) => Some((var, alone, 1)),
+        (false, false) => None,
+    }
+}
+
+/// The variable, and whether it is a weight that does not depend on it; where all that is summed is there before the phase.
+/// Threads side by side have neighbours of the last one.
+fn tiled(program: &Program, phase: &Parallel) -> Option<(VarId, bool)> {
     let made: Vec<TensorId> = phase.items.iter().map(|item| item.assign.tensor).collect();
     let sums: Vec<_> = phase.items.iter().flat_map(|item| sums_of(&item.assign.value)).collect();
     let is_free = |(op, _, body): &(Reduction, _, Expr)| {
         *op == Reduction::Sum && body.loads().iter().all(|tensor| !made.contains(tensor))
     };
-    let serves = |var: &VarId| sums.iter().any(|(_, _, body)| reads_without(program, body, *var));
-    let var = *phase.vars.iter().find(|var| serves(var)).filter(|_| sums.iter().all(is_free))?;
-    let (extent, all, terms) = (program.vars[var].extent, elements(program, phase), longest(program, phase));
-    let along = reads_rows(program, phase);
-    let fits = |size: usize| match along {
-        true => all / size >= LEAST_TILES && terms >= size * GROUP,
-        false => all / size >= LEAST_TILES_OF_THREADS,
-    };
-    let size = doubled(MOST_TILE, |size| extent.is_multiple_of(size) && fits(size));
-    (size > 1).then_some((var, size, if along { size } else { 1 }))
+    let read = |var: VarId| sums.iter().flat_map(move |(_, _, body)| read_without(body, var));
+    let (_, outer) = phase.vars.split_last()?;
+    let var = outer.iter().copied().find(|var| read(*var).next().is_some()).filter(|_| sums.iter().all(is_free))?;
+    Some((var, read(var).any(|tensor| program.tensors[tensor].role == Role::Param)))
 }
 
-/// Whether a parameter is read whose element is the same for all values of a variable.
-fn reads_without(program: &Program, body: &Expr, var: VarId) -> bool {
-    let mut found = false;
+/// Tensors of which an element is read that is the same for all values of a variable.
+fn read_without(body: &Expr, var: VarId) -> Vec<TensorId> {
+    let mut found = Vec::new();
     body.visit(&mut |e| {
         if let Expr::Load(tensor, index) = e {
-            let is_matrix = program.tensors[*tensor].role == Role::Param && index.len() > 1;
-            found |= is_matrix && index.iter().all(|part| !part.free_vars().contains(&var));
+            let same = index.len() > 1 && index.iter().all(|part| !part.free_vars().contains(&var));
+            found.extend(same.then_some(*tensor));
         }
     });
     found
@@ -153,8 +172,9 @@ const MOST_REGISTERS: usize = 255;
 /// Most elements of one tensor that a thread keeps: its loop is written out.
 const MOST_KEPT: usize = 64;
 
-/// Lets threads keep their part of a parameter through all steps, as long as there are registers: it is read once then.
-pub(super) fn keep_parameters(program: &Program, groups: &mut [Grouped], threads: u32) {
+/// Lets threads keep their part of a parameter through all steps, as long as there are registers: it is read once then. Gives how
+/// many a thread has left.
+pub(super) fn keep_parameters(program: &Program, groups: &mut [Grouped], threads: u32) -> usize {
     let threads = threads as usize;
     let mut free = (REGISTERS / threads).min(MOST_REGISTERS).saturating_sub(OTHER_REGISTERS);
     for group in groups {
@@ -168,6 +188,7 @@ pub(super) fn keep_parameters(program: &Program, groups: &mut [Grouped], threads
             }
         }
     }
+    free
 }
 
 /// Parameters that a phase reads once, each thread the same part at every step; and how many elements that is.

@@ -176,8 +176,8 @@ pub struct Home {
     pub global: Option<usize>,
     /// Of a parameter that the block copies into shared memory at its start: elements from one row to the next.
     pub staged: Option<usize>,
-    /// Whether it is copied there for registers only, and others take its place then.
-    pub passes: bool,
+    /// Where it is copied there for registers only, the turn in which that is done: others take its place then.
+    pub passes: Option<usize>,
 }
 
 /// A phase of a block kernel.
@@ -185,7 +185,11 @@ pub struct Home {
 pub enum Phase {
     /// All threads meet.
     Barrier,
-    /// Copies of parameters that began at the start are waited for.
+    /// Kept parameters go through shared memory into registers.
+    Pass,
+    /// Copies of parameters into shared memory begin.
+    Copy,
+    /// They are waited for.
     Copied,
     /// Each thread takes elements of an index space.
     Parallel(Parallel),
@@ -209,6 +213,8 @@ pub struct Parallel {
     pub items: Vec<Item>,
     /// Threads that share each element: lanes of one warp, which split its sums between them. A power of 2.
     pub lanes: usize,
+    /// Elements of a thread that are worked on side by side, so that their reads are on the way together.
+    pub at_once: usize,
     /// A variable of which a thread takes so many values together: what is read for one serves all. Lanes, where there are any,
     /// are as many: each sums its part for all the values and finishes one.
     pub tile: Option<(VarId, usize)>,

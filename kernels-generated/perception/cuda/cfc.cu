@@ -4,7 +4,7 @@
 // One step of a closed-form continuous-time cell (Hasani et al. 2022): two candidate states, mixed by a gate that
 // depends on the time since the step before.
 // From `cfc` in unio:common/cfc.toml.
-UNIO_KERNEL(32) perception_cfc_forward(
+UNIO_KERNEL(128) perception_cfc_forward(
     UNIO_IN(real, dt),
     UNIO_OUT(real, h),
     UNIO_IN(real, x),
@@ -27,11 +27,6 @@ UNIO_KERNEL(32) perception_cfc_forward(
     UNIO_OUT(real, u_3)
 ) {
     UNIO_SHARED(real, h_s, 0 * sizeof(real));
-    UNIO_SHARED(real, w_1_s, 160 * sizeof(real));
-    UNIO_SHARED(real, w_2_s, 160 * sizeof(real));
-    UNIO_SHARED(real, w_a_s, 160 * sizeof(real));
-    UNIO_SHARED(real, w_h_s, 160 * sizeof(real));
-    UNIO_SHARED(real, w_t_s, 160 * sizeof(real));
     UNIO_SHARED(real, w_x_s, 160 * sizeof(real));
     UNIO_SHARED(real, u_s, 16 * sizeof(real));
     UNIO_SHARED(real, u_1_s, 32 * sizeof(real));
@@ -44,82 +39,13 @@ UNIO_KERNEL(32) perception_cfc_forward(
     f_2 = f_2 + size_t(blockIdx.x) * 128;
     s = s + size_t(blockIdx.x) * 128;
     u_3 = u_3 + size_t(blockIdx.x) * 128;
-    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 32) {
-        unio_copy(w_h_s + n / 16 * 36 + n % 16, w_h + n);
-    }
-    unio_copied();
-    __syncthreads();
-    real w_h_r[16];
-    if (threadIdx.x < 16) {
-        const int j = threadIdx.x;
-        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-            const int k = turn;
-            w_h_r[turn] = w_h_s[j * 36 + k];
-        }
-    }
-    __syncthreads();
-    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 32) {
-        unio_copy(w_1_s + n / 16 * 36 + n % 16, w_1 + n);
-    }
-    unio_copied();
-    __syncthreads();
-    real w_1_r[16];
-    if (threadIdx.x < 16) {
-        const int j = threadIdx.x;
-        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-            const int k = turn;
-            w_1_r[turn] = w_1_s[j * 36 + k];
-        }
-    }
-    __syncthreads();
-    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 32) {
-        unio_copy(w_2_s + n / 16 * 36 + n % 16, w_2 + n);
-    }
-    unio_copied();
-    __syncthreads();
-    real w_2_r[16];
-    if (threadIdx.x < 16) {
-        const int j = threadIdx.x;
-        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-            const int k = turn;
-            w_2_r[turn] = w_2_s[j * 36 + k];
-        }
-    }
-    __syncthreads();
-    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 32) {
-        unio_copy(w_a_s + n / 16 * 36 + n % 16, w_a + n);
-    }
-    unio_copied();
-    __syncthreads();
-    real w_a_r[16];
-    if (threadIdx.x < 16) {
-        const int j = threadIdx.x;
-        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-            const int k = turn;
-            w_a_r[turn] = w_a_s[j * 36 + k];
-        }
-    }
-    __syncthreads();
-    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 32) {
-        unio_copy(w_t_s + n / 16 * 36 + n % 16, w_t + n);
-    }
-    unio_copied();
-    __syncthreads();
-    real w_t_r[16];
-    if (threadIdx.x < 16) {
-        const int j = threadIdx.x;
-        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-            const int k = turn;
-            w_t_r[turn] = w_t_s[j * 36 + k];
-        }
-    }
-    __syncthreads();
-    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 32) {
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
         unio_copy(w_x_s + n / 16 * 40 + n % 16, w_x + n);
     }
     unio_copied();
     __syncthreads();
-    for (int e = threadIdx.x / 2; e < 64; e += 16) {
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
         const int step_tile = e / 16;
         const int j = e % 16;
         const int lane = threadIdx.x % 2;
@@ -141,6 +67,46 @@ UNIO_KERNEL(32) perception_cfc_forward(
         const real h_ = real(0);
         h_s[j] = h_;
         h[j] = h_;
+    }
+    real w_h_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
+            const int k = turn;
+            w_h_r[turn] = w_h[j * 16 + k];
+        }
+    }
+    real w_1_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
+            const int k = turn;
+            w_1_r[turn] = w_1[j * 16 + k];
+        }
+    }
+    real w_2_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
+            const int k = turn;
+            w_2_r[turn] = w_2[j * 16 + k];
+        }
+    }
+    real w_a_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
+            const int k = turn;
+            w_a_r[turn] = w_a[j * 16 + k];
+        }
+    }
+    real w_t_r[16];
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
+            const int k = turn;
+            w_t_r[turn] = w_t[j * 16 + k];
+        }
     }
     real b_a2 = real(0);
     if (threadIdx.x < 16) {
@@ -225,7 +191,7 @@ UNIO_KERNEL(32) perception_cfc_forward(
 // One step of a closed-form continuous-time cell (Hasani et al. 2022): two candidate states, mixed by a gate that
 // depends on the time since the step before.
 // From `cfc` in unio:common/cfc.toml.
-UNIO_KERNEL(64) perception_cfc_adjoint(
+UNIO_KERNEL(128) perception_cfc_adjoint(
     UNIO_IN(real, dt),
     UNIO_IN(real, h),
     UNIO_IN(real, x),
@@ -282,8 +248,8 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     d_w_h = d_w_h + size_t(blockIdx.x) * 3103;
     d_w_x = d_w_x + size_t(blockIdx.x) * 3103;
     d_x = d_x + size_t(blockIdx.x) * 128;
-    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 64) {
-        unio_copy(w_x_s + n, w_x + n);
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_x_s + n / 16 * 20 + n % 16, w_x + n);
     }
     if (threadIdx.x < 16) {
         const int k = threadIdx.x;
@@ -414,14 +380,22 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     }
     unio_copied();
     __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int step = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
+        const int step_tile = e / 16;
         const int i = e % 16;
-        real acc = real(0);
-        for (int j = 0; j < 16; ++j) {
-            acc = unio_fma(d_u_3_part1_s[step * 16 + j], w_x_s[j * 16 + i], acc);
+        const int lane = threadIdx.x % 2;
+        const int step = step_tile * 2 + lane;
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int j = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc[n] = unio_fma(d_u_3_part1_s[step2 * 16 + j], w_x_s[j * 20 + i], acc[n]);
+            }
         }
-        const real d_x_ = acc;
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_x_ = own;
         d_x[step * 16 + i] = d_x_;
     }
     if (threadIdx.x < 16) {
@@ -449,34 +423,41 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
         const real d_b_t_ = acc5;
         d_b_t[j] = d_b_t_;
     }
-    for (int e = threadIdx.x; e < 256; e += 64) {
-        const int j = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
+        const int j_tile = e / 16;
         const int k = e % 16;
-        real acc = real(0);
-        real acc2 = real(0);
-        real acc3 = real(0);
-        real acc4 = real(0);
-        real acc5 = real(0);
-        real acc6 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_f_1_part1_s[step * 16 + j], u[step * 16 + k], acc);
-            acc2 = unio_fma(d_f_2_part1_s[step * 16 + j], u[step * 16 + k], acc2);
-            acc3 = unio_fma(d_t_a_s[step * 16 + j], u[step * 16 + k], acc3);
-            acc4 = unio_fma(d_u_3_part1_s[step * 16 + j], h[step * 16 + k], acc4);
-            acc5 = unio_fma(d_s_part1_s[step * 16 + j], u[step * 16 + k], acc5);
-            acc6 = unio_fma(d_u_3_part1_s[step * 16 + j], x[step * 16 + k], acc6);
+        real acc[2] = {};
+        real acc2[2] = {};
+        real acc3[2] = {};
+        real acc4[2] = {};
+        real acc5[2] = {};
+        real acc6[2] = {};
+        UNIO_UNROLL(8) for (int step = 0; step < 8; ++step) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int j2 = j_tile * 2 + n;
+                acc[n] = unio_fma(d_f_1_part1_s[step * 16 + j2], u[step * 16 + k], acc[n]);
+                acc2[n] = unio_fma(d_f_2_part1_s[step * 16 + j2], u[step * 16 + k], acc2[n]);
+                acc3[n] = unio_fma(d_t_a_s[step * 16 + j2], u[step * 16 + k], acc3[n]);
+                acc4[n] = unio_fma(d_u_3_part1_s[step * 16 + j2], h[step * 16 + k], acc4[n]);
+                acc5[n] = unio_fma(d_s_part1_s[step * 16 + j2], u[step * 16 + k], acc5[n]);
+                acc6[n] = unio_fma(d_u_3_part1_s[step * 16 + j2], x[step * 16 + k], acc6[n]);
+            }
         }
-        const real d_w_1_ = acc;
-        d_w_1[j * 16 + k] = d_w_1_;
-        const real d_w_2_ = acc2;
-        d_w_2[j * 16 + k] = d_w_2_;
-        const real d_w_a_ = acc3;
-        d_w_a[j * 16 + k] = d_w_a_;
-        const real d_w_h_ = acc4;
-        d_w_h[j * 16 + k] = d_w_h_;
-        const real d_w_t_ = acc5;
-        d_w_t[j * 16 + k] = d_w_t_;
-        const real d_w_x_ = acc6;
-        d_w_x[j * 16 + k] = d_w_x_;
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            const int j = j_tile * 2 + n;
+            const real d_w_1_ = acc[n];
+            d_w_1[j * 16 + k] = d_w_1_;
+            const real d_w_2_ = acc2[n];
+            d_w_2[j * 16 + k] = d_w_2_;
+            const real d_w_a_ = acc3[n];
+            d_w_a[j * 16 + k] = d_w_a_;
+            const real d_w_h_ = acc4[n];
+            d_w_h[j * 16 + k] = d_w_h_;
+            const real d_w_t_ = acc5[n];
+            d_w_t[j * 16 + k] = d_w_t_;
+            const real d_w_x_ = acc6[n];
+            d_w_x[j * 16 + k] = d_w_x_;
+        }
     }
 }

@@ -330,13 +330,13 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     UNIO_OUT(real, d_w_z),
     UNIO_OUT(real, d_head_a_log)
 ) {
-    UNIO_SHARED(real, gamma_s, 2620 * sizeof(real));
-    UNIO_SHARED(real, w_b_s, 2812 * sizeof(real));
-    UNIO_SHARED(real, w_c_s, 2684 * sizeof(real));
-    UNIO_SHARED(real, w_dt_s, 2652 * sizeof(real));
+    UNIO_SHARED(real, gamma_s, 2748 * sizeof(real));
+    UNIO_SHARED(real, w_b_s, 2972 * sizeof(real));
+    UNIO_SHARED(real, w_c_s, 2812 * sizeof(real));
+    UNIO_SHARED(real, w_dt_s, 2780 * sizeof(real));
     UNIO_SHARED(real, w_out_s, 2364 * sizeof(real));
-    UNIO_SHARED(real, w_v_s, 2940 * sizeof(real));
-    UNIO_SHARED(real, w_z_s, 3196 * sizeof(real));
+    UNIO_SHARED(real, w_v_s, 3132 * sizeof(real));
+    UNIO_SHARED(real, w_z_s, 3452 * sizeof(real));
     UNIO_SHARED(real, head_y_s, 0 * sizeof(real));
     UNIO_SHARED(real, d_y_total_s, 128 * sizeof(real));
     UNIO_SHARED(real, d_state_carried_s, 256 * sizeof(real));
@@ -387,22 +387,22 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         unio_copy(gamma_s + n / 8 * 16 + n % 8, gamma + n);
     }
     UNIO_UNROLL(16) for (int n = threadIdx.x; n < 128; n += 128) {
-        unio_copy(w_b_s + n, w_b + n);
+        unio_copy(w_b_s + n / 16 * 20 + n % 16, w_b + n);
     }
     UNIO_UNROLL(16) for (int n = threadIdx.x; n < 128; n += 128) {
-        unio_copy(w_c_s + n, w_c + n);
+        unio_copy(w_c_s + n / 16 * 20 + n % 16, w_c + n);
     }
     UNIO_UNROLL(16) for (int n = threadIdx.x; n < 32; n += 128) {
         unio_copy(w_dt_s + n, w_dt + n);
     }
     UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
-        unio_copy(w_out_s + n, w_out + n);
+        unio_copy(w_out_s + n / 8 * 12 + n % 8, w_out + n);
     }
     UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
-        unio_copy(w_v_s + n, w_v + n);
+        unio_copy(w_v_s + n / 16 * 20 + n % 16, w_v + n);
     }
     UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
-        unio_copy(w_z_s + n, w_z + n);
+        unio_copy(w_z_s + n / 16 * 20 + n % 16, w_z + n);
     }
     if (threadIdx.x < 128) {
         const int e = threadIdx.x;
@@ -422,15 +422,22 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     unio_copied();
     __syncthreads();
     if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
+        const int e = threadIdx.x / 2;
+        const int step_tile = e / 16;
         const int g = e / 8 % 2;
         const int p = e % 8;
-        real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(d_y_total_s[step * 16 + i], w_out_s[i * 16 + g * 8 + p], acc);
+        const int lane = threadIdx.x % 2;
+        const int step = step_tile * 2 + lane;
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int i = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc[n] = unio_fma(d_y_total_s[step2 * 16 + i], w_out_s[i * 24 + g * 12 + p], acc[n]);
+            }
         }
-        const real d_q_ = acc;
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_q_ = own;
         d_q_s[step * 16 + g * 8 + p] = d_q_;
     }
     __syncthreads();
@@ -584,26 +591,47 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
+        const int e = threadIdx.x / 2;
+        const int step_tile = e / 16;
         const int i = e % 16;
-        real acc = real(0);
-        real acc2 = real(0);
-        real acc3 = real(0);
-        real acc4 = real(0);
-        real acc5 = real(0);
-        for (int g = 0; g < 2; ++g) {
-            acc = unio_fma(d_head_delta_part1_s[step * 2 + g], w_dt_s[g * 16 + i], acc);
-            for (int p = 0; p < 8; ++p) {
-                acc4 = unio_fma(d_v_s[step * 16 + g * 8 + p], w_v_s[g * 128 + p * 16 + i], acc4);
-                acc5 = unio_fma(d_z_s[step * 16 + g * 8 + p], w_z_s[g * 128 + p * 16 + i], acc5);
+        const int lane = threadIdx.x % 2;
+        const int step = step_tile * 2 + lane;
+        real acc[2] = {};
+        real acc2[2] = {};
+        real acc3[2] = {};
+        real acc4[2] = {};
+        real acc5[2] = {};
+        UNIO_UNROLL(8) for (int g = lane; g < 2; g += 2) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc[n] = unio_fma(d_head_delta_part1_s[step2 * 2 + g], w_dt_s[g * 16 + i], acc[n]);
             }
         }
-        for (int n = 0; n < 8; ++n) {
-            acc2 = unio_fma(d_cx_s[step * 8 + n], w_c_s[n * 16 + i], acc2);
-            acc3 = unio_fma(d_bx_s[step * 8 + n], w_b_s[n * 16 + i], acc3);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int n2 = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc2[n] = unio_fma(d_cx_s[step2 * 8 + n2], w_c_s[n2 * 20 + i], acc2[n]);
+                acc3[n] = unio_fma(d_bx_s[step2 * 8 + n2], w_b_s[n2 * 20 + i], acc3[n]);
+            }
         }
-        const real d_x_ = d_y_total_s[step * 16 + i] + acc + acc2 + acc3 + acc4 + acc5;
+        UNIO_UNROLL(8) for (int q2 = lane; q2 < 16; q2 += 2) {
+            const int g = q2 / 8;
+            const int p = q2 % 8;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc4[n] = unio_fma(d_v_s[step2 * 16 + g * 8 + p], w_v_s[g * 160 + p * 20 + i], acc4[n]);
+                acc5[n] = unio_fma(d_z_s[step2 * 16 + g * 8 + p], w_z_s[g * 160 + p * 20 + i], acc5[n]);
+            }
+        }
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            acc[n] = acc[n] + acc2[n];
+            acc[n] = acc[n] + acc3[n];
+            acc[n] = acc[n] + acc4[n];
+            acc[n] = acc[n] + acc5[n];
+        }
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_x_ = own + d_y_total_s[step * 16 + i];
         d_x[step * 16 + i] = d_x_;
     }
     if (threadIdx.x < 4) {
@@ -657,31 +685,45 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const real d_w_dt_ = acc;
         d_w_dt[g * 16 + i] = d_w_dt_;
     }
-    for (int e = threadIdx.x; e < 256; e += 128) {
-        const int i = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
+        const int i_tile = e / 16;
         const int g = e / 8 % 2;
         const int p = e % 8;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_y_total_s[step * 16 + i], q[step * 16 + g * 8 + p], acc);
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int step = 0; step < 8; ++step) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int i2 = i_tile * 2 + n;
+                acc[n] = unio_fma(d_y_total_s[step * 16 + i2], q[step * 16 + g * 8 + p], acc[n]);
+            }
         }
-        const real d_w_out_ = acc;
-        d_w_out[i * 16 + g * 8 + p] = d_w_out_;
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            const int i = i_tile * 2 + n;
+            const real d_w_out_ = acc[n];
+            d_w_out[i * 16 + g * 8 + p] = d_w_out_;
+        }
     }
-    for (int e = threadIdx.x; e < 256; e += 128) {
-        const int g = e / 128;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
+        const int g_tile = e / 128;
         const int p = e / 16 % 8;
         const int i = e % 16;
-        real acc = real(0);
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_v_s[step * 16 + g * 8 + p], x[step * 16 + i], acc);
-            acc2 = unio_fma(d_z_s[step * 16 + g * 8 + p], x[step * 16 + i], acc2);
+        real acc[2] = {};
+        real acc2[2] = {};
+        UNIO_UNROLL(8) for (int step = 0; step < 8; ++step) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int g2 = g_tile * 2 + n;
+                acc[n] = unio_fma(d_v_s[step * 16 + g2 * 8 + p], x[step * 16 + i], acc[n]);
+                acc2[n] = unio_fma(d_z_s[step * 16 + g2 * 8 + p], x[step * 16 + i], acc2[n]);
+            }
         }
-        const real d_w_v_ = acc;
-        d_w_v[g * 128 + p * 16 + i] = d_w_v_;
-        const real d_w_z_ = acc2;
-        d_w_z[g * 128 + p * 16 + i] = d_w_z_;
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            const int g = g_tile * 2 + n;
+            const real d_w_v_ = acc[n];
+            d_w_v[g * 128 + p * 16 + i] = d_w_v_;
+            const real d_w_z_ = acc2[n];
+            d_w_z[g * 128 + p * 16 + i] = d_w_z_;
+        }
     }
     __syncthreads();
     if (threadIdx.x < 32) {

@@ -3,7 +3,7 @@
 
 // Additive attention over the steps of a sequence: a weighted mean of its states.
 // From `pool` in unio:common/attention.toml.
-UNIO_KERNEL(32) perception_pool_forward(
+UNIO_KERNEL(128) perception_pool_forward(
     UNIO_IN(real, h),
     UNIO_IN(real, b),
     UNIO_IN(real, v),
@@ -27,12 +27,13 @@ UNIO_KERNEL(32) perception_pool_forward(
     alpha = alpha + size_t(blockIdx.x) * 8;
     alpha_2 = alpha_2 + size_t(blockIdx.x) * 8;
     alpha_3 = alpha_3 + size_t(blockIdx.x) * 1;
-    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 32) {
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
         unio_copy(w_s + n / 16 * 40 + n % 16, w + n);
     }
     unio_copied();
     __syncthreads();
-    for (int e = threadIdx.x / 2; e < 64; e += 16) {
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
         const int k_tile = e / 16;
         const int a = e % 16;
         const int lane = threadIdx.x % 2;
@@ -123,7 +124,7 @@ UNIO_KERNEL(32) perception_pool_forward(
 
 // Additive attention over the steps of a sequence: a weighted mean of its states.
 // From `pool` in unio:common/attention.toml.
-UNIO_KERNEL(64) perception_pool_adjoint(
+UNIO_KERNEL(128) perception_pool_adjoint(
     UNIO_IN(real, h),
     UNIO_IN(real, v),
     UNIO_IN(real, w),
@@ -153,8 +154,8 @@ UNIO_KERNEL(64) perception_pool_adjoint(
     d_v = d_v + size_t(blockIdx.x) * 3103;
     d_b = d_b + size_t(blockIdx.x) * 3103;
     d_w = d_w + size_t(blockIdx.x) * 3103;
-    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 64) {
-        unio_copy(w_s + n, w + n);
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_s + n / 16 * 20 + n % 16, w + n);
     }
     if (threadIdx.x < 16) {
         const int i = threadIdx.x;
@@ -198,7 +199,8 @@ UNIO_KERNEL(64) perception_pool_adjoint(
         d_alpha_2_part1_s[k] = d_alpha_2_part1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
         const int k = e / 16;
         const int a = e % 16;
         const real d_t_ = d_alpha_2_part1_s[k] * v[a];
@@ -207,14 +209,22 @@ UNIO_KERNEL(64) perception_pool_adjoint(
     }
     unio_copied();
     __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int k = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
+        const int k_tile = e / 16;
         const int i = e % 16;
-        real acc = real(0);
-        for (int a = 0; a < 16; ++a) {
-            acc = unio_fma(d_t_part1_s[k * 16 + a], w_s[a * 16 + i], acc);
+        const int lane = threadIdx.x % 2;
+        const int k = k_tile * 2 + lane;
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int a = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int k2 = k_tile * 2 + n;
+                acc[n] = unio_fma(d_t_part1_s[k2 * 16 + a], w_s[a * 20 + i], acc[n]);
+            }
         }
-        const real d_h_ = unio_fma(d_z_total_s[i], alpha[k], acc);
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_h_ = unio_fma(d_z_total_s[i], alpha[k], own);
         d_h[k * 16 + i] = d_h_;
     }
     if (threadIdx.x < 16) {
@@ -230,14 +240,21 @@ UNIO_KERNEL(64) perception_pool_adjoint(
         const real d_v_ = acc2;
         d_v[a] = d_v_;
     }
-    for (int e = threadIdx.x; e < 256; e += 64) {
-        const int a = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
+        const int a_tile = e / 16;
         const int i = e % 16;
-        real acc = real(0);
-        for (int k = 0; k < 8; ++k) {
-            acc = unio_fma(d_t_part1_s[k * 16 + a], h[k * 16 + i], acc);
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int k = 0; k < 8; ++k) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int a2 = a_tile * 2 + n;
+                acc[n] = unio_fma(d_t_part1_s[k * 16 + a2], h[k * 16 + i], acc[n]);
+            }
         }
-        const real d_w_ = acc;
-        d_w[a * 16 + i] = d_w_;
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            const int a = a_tile * 2 + n;
+            const real d_w_ = acc[n];
+            d_w[a * 16 + i] = d_w_;
+        }
     }
 }

@@ -4,7 +4,7 @@
 // Variable selection network: each variable through a network of its own, mixed by weights that all of them
 // decide.
 // From `select` in unio:common/vsn.toml.
-UNIO_KERNEL(64) perception_select_forward(
+UNIO_KERNEL(192) perception_select_forward(
     UNIO_IN(real, x),
     UNIO_OUT(real, mask),
     UNIO_OUT(real, y),
@@ -272,7 +272,8 @@ UNIO_KERNEL(64) perception_select_forward(
         mask_s[row * 6 + m] = mask_;
         mask[row * 6 + m] = mask_;
     }
-    for (int e = threadIdx.x; e < 192; e += 64) {
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
         const int row = e / 96;
         const int m = e / 16 % 6;
         const int h = e % 16;
@@ -288,7 +289,8 @@ UNIO_KERNEL(64) perception_select_forward(
         variable_eta_2_s[row * 96 + m * 16 + h] = variable_eta_2_;
     }
     __syncthreads();
-    for (int e = threadIdx.x / 2; e < 96; e += 32) {
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x / 2;
         const int row_tile = e / 96;
         const int m = e / 16 % 6;
         const int h = e % 16;
@@ -321,7 +323,8 @@ UNIO_KERNEL(64) perception_select_forward(
         variable_skip_s[row * 96 + m * 16 + h] = variable_skip_;
     }
     __syncthreads();
-    for (int e = threadIdx.x / 2; e < 96; e += 32) {
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x / 2;
         const int row_tile = e / 96;
         const int m = e / 16 % 6;
         const int o = e % 16;
@@ -363,7 +366,8 @@ UNIO_KERNEL(64) perception_select_forward(
         variable_norm_m_s[row * 6 + m] = variable_norm_m_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 192; e += 64) {
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
         const int row = e / 96;
         const int m = e / 16 % 6;
         const int i = e % 16;
@@ -387,7 +391,8 @@ UNIO_KERNEL(64) perception_select_forward(
         variable_norm_r[row * 6 + m] = variable_norm_r_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 192; e += 64) {
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
         const int row = e / 96;
         const int m = e / 16 % 6;
         const int i = e % 16;
@@ -411,7 +416,7 @@ UNIO_KERNEL(64) perception_select_forward(
 // Variable selection network: each variable through a network of its own, mixed by weights that all of them
 // decide.
 // From `select` in unio:common/vsn.toml.
-UNIO_KERNEL(64) perception_select_adjoint(
+UNIO_KERNEL(192) perception_select_adjoint(
     UNIO_IN(real, mask),
     UNIO_IN(real, choice_b_1),
     UNIO_IN(real, choice_b_2),
@@ -576,7 +581,8 @@ UNIO_KERNEL(64) perception_select_adjoint(
         choice_norm_d_s[row * 6 + i] = choice_norm_d_;
         choice_norm_d[row * 6 + i] = choice_norm_d_;
     }
-    for (int e = threadIdx.x; e < 192; e += 64) {
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
         const int row = e / 96;
         const int m = e / 16 % 6;
         const int h = e % 16;
@@ -597,7 +603,8 @@ UNIO_KERNEL(64) perception_select_adjoint(
         variable_norm_m_s[row * 6 + m] = variable_norm_m_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 192; e += 64) {
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
         const int row = e / 96;
         const int m = e / 16 % 6;
         const int i = e % 16;
@@ -615,7 +622,8 @@ UNIO_KERNEL(64) perception_select_adjoint(
         d_y_total_s[row * 16 + h] = d_y_total_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 192; e += 64) {
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
         const int row = e / 96;
         const int m = e / 16 % 6;
         const int i = e % 16;
@@ -643,7 +651,8 @@ UNIO_KERNEL(64) perception_select_adjoint(
         }
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 192; e += 64) {
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
         const int row = e / 96;
         const int m = e / 16 % 6;
         const int i = e % 16;
@@ -664,7 +673,8 @@ UNIO_KERNEL(64) perception_select_adjoint(
         d_variable_norm_m_1_s[row * 6 + m] = d_variable_norm_m_1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 192; e += 64) {
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
         const int row = e / 96;
         const int m = e / 16 % 6;
         const int o = e % 16;
@@ -679,30 +689,49 @@ UNIO_KERNEL(64) perception_select_adjoint(
         d_variable_gated_gate_part1[row * 96 + m * 16 + o] = d_variable_gated_gate_part1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 192; e += 64) {
-        const int row = e / 96;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x / 2;
+        const int row_tile = e / 96;
         const int m = e / 16 % 6;
         const int h = e % 16;
-        real acc = real(0);
-        real acc2 = real(0);
-        for (int o = 0; o < 16; ++o) {
-            acc = unio_fma(d_variable_gated_y_part1_s[row * 96 + m * 16 + o], variable_gated_w[m * 256 + o * 16 + h], acc);
-            acc2 = unio_fma(d_variable_gated_gate_part1_s[row * 96 + m * 16 + o], variable_gated_w_gate[m * 256 + o * 16 + h], acc2);
+        const int lane = threadIdx.x % 2;
+        const int row = row_tile * 2 + lane;
+        real acc[2] = {};
+        real acc2[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int o = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int row2 = row_tile * 2 + n;
+                acc[n] = unio_fma(d_variable_gated_y_part1_s[row2 * 96 + m * 16 + o], variable_gated_w[m * 256 + o * 16 + h], acc[n]);
+                acc2[n] = unio_fma(d_variable_gated_gate_part1_s[row2 * 96 + m * 16 + o], variable_gated_w_gate[m * 256 + o * 16 + h], acc2[n]);
+            }
         }
-        const real d_variable_eta_1_ = acc + acc2;
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            acc[n] = acc[n] + acc2[n];
+        }
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_variable_eta_1_ = own;
         d_variable_eta_1_s[row * 96 + m * 16 + h] = d_variable_eta_1_;
         d_variable_eta_1[row * 96 + m * 16 + h] = d_variable_eta_1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 192; e += 64) {
-        const int row = e / 96;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x / 2;
+        const int row_tile = e / 96;
         const int m = e / 16 % 6;
         const int h = e % 16;
-        real acc = real(0);
-        for (int h2 = 0; h2 < 16; ++h2) {
-            acc = unio_fma(d_variable_eta_1_s[row * 96 + m * 16 + h2], variable_w_1[m * 256 + h2 * 16 + h], acc);
+        const int lane = threadIdx.x % 2;
+        const int row = row_tile * 2 + lane;
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int h2 = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int row2 = row_tile * 2 + n;
+                acc[n] = unio_fma(d_variable_eta_1_s[row2 * 96 + m * 16 + h2], variable_w_1[m * 256 + h2 * 16 + h], acc[n]);
+            }
         }
-        const real d_variable_eta_2_ = acc;
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_variable_eta_2_ = own;
         const real d_variable_eta_2_part1_ = variable_eta_2_1[row * 96 + m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? d_variable_eta_2_ : real(0);
         d_variable_eta_2_part1[row * 96 + m * 16 + h] = d_variable_eta_2_part1_;
         const real d_variable_eta_2_2_ = variable_eta_2_1[row * 96 + m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? real(0) : d_variable_eta_2_;
