@@ -87,6 +87,7 @@ fn write_phases(text: &mut String, body: &BlockBody, phases: &[Phase], indent: &
     for phase in phases {
         match phase {
             Phase::Barrier => writeln!(text, "{indent}barrier").unwrap(),
+            Phase::WarpBarrier => writeln!(text, "{indent}barrier of each warp").unwrap(),
             Phase::Pass => writeln!(text, "{indent}pass").unwrap(),
             Phase::Copy => writeln!(text, "{indent}copy").unwrap(),
             Phase::Copied => writeln!(text, "{indent}copies are there").unwrap(),

@@ -213,6 +213,7 @@ impl Lowerer<'_> {
         for phase in phases {
             match phase {
                 Phase::Barrier => ops.push(Op::Barrier),
+                Phase::WarpBarrier => ops.push(Op::Do("__syncwarp()".to_owned())),
                 Phase::Pass => self.pass_parameters(phases, ops),
                 Phase::Copy => self.stage_parameters(ops),
                 Phase::Copied => ops.push(Op::Do("unio_copied()".to_owned())),

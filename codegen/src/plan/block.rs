@@ -72,7 +72,7 @@ fn plan_rows(
     planner.pass_parameters(&groups, made);
     ahead::choose(program, &planner.homes, &mut groups, threads, free);
     let single = schedule.grid == StageGrid::Single;
-    let mut barriers = Barriers { program, homes: &planner.homes, pending: Pending::default() };
+    let mut barriers = Barriers { program, homes: &planner.homes, block: Pending::default(), warp: Pending::default() };
     if single {
         barriers.start_after(groups.clone());
     }
@@ -505,24 +505,76 @@ fn add_copies(homes: &BTreeMap<TensorId, Home>, phases: &mut Vec<Phase>) {
 
 fn reads(phase: &Phase, wanted: &impl Fn(&TensorId) -> bool) -> bool {
     match phase {
-        Phase::Barrier | Phase::Pass | Phase::Copy | Phase::Copied => false,
+        Phase::Barrier | Phase::WarpBarrier | Phase::Pass | Phase::Copy | Phase::Copied => false,
         Phase::Parallel(parallel) => parallel.items.iter().any(|item| item.assign.value.loads().iter().any(wanted)),
         Phase::Loop { body, .. } => body.iter().any(|phase| reads(phase, wanted)),
     }
 }
 
-/// Puts barriers where a phase touches what another thread touched since the last one.
+/// Puts barriers where a phase touches what another thread touched since the last one: of the block, or of the warp where only
+/// lanes of one element meet.
 struct Barriers<'a> {
     program: &'a Program,
     homes: &'a BTreeMap<TensorId, Home>,
-    pending: Pending,
+    /// What threads of a block have not told one another.
+    block: Pending,
+    /// What threads of a warp have not.
+    warp: Pending,
 }
 
-/// What was read and written since the last barrier, with the index space in which each thread touched its own element.
+/// How a phase's elements lie among the threads: extents and tiles of its variables, then the lanes of an element.
+#[derive(Clone, Debug, PartialEq)]
+struct Space {
+    extents: Vec<usize>,
+    /// Lanes of which one stores; 1 where each thread has elements of its own.
+    sharers: usize,
+}
+
+/// Tensors, each with the space in which an element was touched by its own threads alone.
+type Touched = BTreeMap<TensorId, Option<Space>>;
+
+/// What was read and written since the last barrier.
 #[derive(Clone, Default, PartialEq)]
 struct Pending {
-    read: BTreeMap<TensorId, Option<Vec<usize>>>,
-    written: BTreeMap<TensorId, Option<Vec<usize>>>,
+    read: Touched,
+    written: Touched,
+}
+
+impl Pending {
+    /// More is pending: what is touched in two ways is nobody's own.
+    fn note(&mut self, (read, written): &(Touched, Touched)) {
+        for (map, touched) in [(&mut self.read, read), (&mut self.written, written)] {
+            for (tensor, space) in touched {
+                let known = map.entry(*tensor).or_insert_with(|| space.clone());
+                if known != space {
+                    *known = None;
+                }
+            }
+        }
+    }
+
+    /// Whether a phase meets what is pending in such a way.
+    fn clashes(&self, (read, written): &(Touched, Touched), way: fn(&Option<Space>, &Option<Space>) -> bool) -> bool {
+        let clash = |now: &Touched, before: &Touched| {
+            now.iter().any(|(tensor, space)| before.get(tensor).is_some_and(|known| way(space, known)))
+        };
+        clash(read, &self.written) || clash(written, &self.read) || clash(written, &self.written)
+    }
+
+    fn retain(&mut self, keep: impl Fn(&TensorId) -> bool) {
+        self.read.retain(|tensor, _| keep(tensor));
+        self.written.retain(|tensor, _| keep(tensor));
+    }
+}
+
+/// Elements of threads that may be of different warps.
+fn between_threads(now: &Option<Space>, before: &Option<Space>) -> bool {
+    now.is_none() || now != before
+}
+
+/// One element, whose lanes are threads of one warp.
+fn between_lanes(now: &Option<Space>, before: &Option<Space>) -> bool {
+    now == before && now.as_ref().is_some_and(|space| space.sharers > 1)
 }
 
 impl Barriers<'_> {
@@ -530,8 +582,8 @@ impl Barriers<'_> {
     fn start_after(&mut self, groups: Vec<Grouped>) {
         self.insert(groups);
         let is_shared = |tensor: &TensorId| self.homes.get(tensor).is_some_and(|h| h.shared.is_some());
-        self.pending.read.retain(|tensor, _| is_shared(tensor));
-        self.pending.written.retain(|tensor, _| is_shared(tensor));
+        self.block.retain(is_shared);
+        self.warp.retain(is_shared);
     }
 
     fn insert(&mut self, groups: Vec<Grouped>) -> Vec<Phase> {
@@ -539,85 +591,76 @@ impl Barriers<'_> {
         for group in groups {
             match group {
                 Grouped::Parallel(p) => self.phase(p, &mut phases),
-                Grouped::Loop { var, reversed, body } => {
-                    let body = self.looped(body);
-                    phases.push(Phase::Loop { var, reversed, body });
-                }
+                Grouped::Loop { var, reversed, body } => self.looped(var, reversed, &body, &mut phases),
             }
         }
         phases
     }
 
-    /// A step follows the step before it: what is pending at the end of one is pending at the start of the next.
-    fn looped(&mut self, body: Vec<Parallel>) -> Vec<Phase> {
-        let entry = self.pending.clone();
-        for p in &body {
-            self.needs_barrier(p);
-            self.note(p);
+    /// A scan; if that saves a barrier at every step, with one in front.
+    fn looped(&mut self, var: VarId, reversed: bool, body: &[Parallel], phases: &mut Vec<Phase>) {
+        let mut settled = Self { block: Pending::default(), warp: Pending::default(), ..*self };
+        let (alone, joined) = (settled.steps(body), self.steps(body));
+        let count = |phases: &[Phase]| phases.iter().filter(|phase| matches!(phase, Phase::Barrier)).count();
+        if count(&alone) < count(&joined) {
+            *self = settled;
+            phases.extend([Phase::Barrier, Phase::Loop { var, reversed, body: alone }]);
+        } else {
+            phases.push(Phase::Loop { var, reversed, body: joined });
         }
-        self.pending.read.extend(entry.read);
-        for (tensor, space) in entry.written {
-            self.pending.written.entry(tensor).or_insert(space);
+    }
+
+    /// A step follows the step before it: what is pending at the end of one, or before the first, is pending at its start.
+    fn steps(&mut self, body: &[Parallel]) -> Vec<Phase> {
+        let (block, warp) = (self.block.clone(), self.warp.clone());
+        for p in body {
+            self.barrier(p);
         }
+        self.block.note(&(block.read, block.written));
+        self.warp.note(&(warp.read, warp.written));
         let mut phases = Vec::new();
         for p in body {
-            self.phase(p, &mut phases);
+            self.phase(p.clone(), &mut phases);
         }
         phases
     }
 
     fn phase(&mut self, p: Parallel, phases: &mut Vec<Phase>) {
-        if self.needs_barrier(&p) {
-            phases.push(Phase::Barrier);
-        }
-        self.note(&p);
+        phases.extend(self.barrier(&p));
         phases.push(Phase::Parallel(p));
     }
 
-    /// Whether the phase meets a hazard; if so, everything pending is settled.
-    fn needs_barrier(&mut self, p: &Parallel) -> bool {
-        let (read, written) = self.touched(p);
-        let clash = |now: &BTreeMap<TensorId, Option<Vec<usize>>>, before: &BTreeMap<TensorId, Option<Vec<usize>>>| {
-            now.iter().any(|(t, space)| before.get(t).is_some_and(|b| b.is_none() || space.is_none() || b != space))
+    /// The barrier that a phase needs, which settles what is pending; then what the phase touches is pending.
+    fn barrier(&mut self, p: &Parallel) -> Option<Phase> {
+        let touched = self.touched(p);
+        let barrier = if self.block.clashes(&touched, between_threads) {
+            self.block = Pending::default();
+            Some(Phase::Barrier)
+        } else {
+            self.warp.clashes(&touched, between_lanes).then_some(Phase::WarpBarrier)
         };
-        let hazard = clash(&read, &self.pending.written)
-            || clash(&written, &self.pending.read)
-            || clash(&written, &self.pending.written);
-        if hazard {
-            self.pending = Pending::default();
+        if barrier.is_some() {
+            self.warp = Pending::default();
         }
-        hazard
+        self.block.note(&touched);
+        self.warp.note(&touched);
+        barrier
     }
 
-    fn note(&mut self, p: &Parallel) {
-        let (read, written) = self.touched(p);
-        for (map, touched) in [(&mut self.pending.read, read), (&mut self.pending.written, written)] {
-            for (tensor, space) in touched {
-                let known = map.entry(tensor).or_insert_with(|| space.clone());
-                if *known != space {
-                    *known = None;
-                }
-            }
-        }
-    }
-
-    /// Tensors in memory that other threads may see: for each the index space if only own elements are touched.
-    #[allow(clippy::type_complexity)]
-    fn touched(
-        &self,
-        p: &Parallel,
-    ) -> (BTreeMap<TensorId, Option<Vec<usize>>>, BTreeMap<TensorId, Option<Vec<usize>>>) {
+    /// Tensors in memory that other threads may see: for each the space if only own elements are touched.
+    fn touched(&self, p: &Parallel) -> (Touched, Touched) {
         let step = self.program.scan().map(|s| s.var);
+        let extents = p.vars.iter().flat_map(|v| [self.program.vars[*v].extent, p.values(*v)]).collect();
         // Of lanes that share an element one alone stores it, so that to the others it is another thread's.
-        let extents = p.vars.iter().flat_map(|v| [self.program.vars[*v].extent, p.values(*v)]);
-        let space: Option<Vec<usize>> = (p.lanes == 1 || p.tile.is_some()).then(|| extents.collect());
+        let space = Space { extents, sharers: if p.tile.is_some() { 1 } else { p.lanes } };
         let mut made = BTreeSet::new();
-        let (mut read, mut written) = (BTreeMap::new(), BTreeMap::new());
+        let (mut read, mut written) = (Touched::new(), Touched::new());
         for item in &p.items {
             // The lanes of a tile sum for one another.
             let summed = if p.tile.is_some() { summed(&item.assign.value) } else { BTreeSet::new() };
             for (tensor, index) in accesses(&item.assign.value) {
-                let own = space.clone().filter(|_| is_own(&index, &p.vars, step) && !summed.contains(&tensor));
+                let is_own = is_own(&index, &p.vars, step) && !summed.contains(&tensor);
+                let own = is_own.then(|| space.clone());
                 if self.is_visible(tensor) && !made.contains(&tensor) {
                     let known = read.entry(tensor).or_insert_with(|| own.clone());
                     if *known != own {
@@ -627,7 +670,7 @@ impl Barriers<'_> {
             }
             made.insert(item.assign.tensor);
             if self.is_visible(item.assign.tensor) {
-                written.insert(item.assign.tensor, space.clone());
+                written.insert(item.assign.tensor, Some(space.clone()));
             }
         }
         (read, written)

@@ -49,7 +49,10 @@ pub(super) fn choose(program: &Program, groups: &mut [Grouped]) {
                     phase.at_once = if longest(program, phase) <= SHORT { AT_ONCE } else { 1 };
                 }
             },
-            Grouped::Loop { body, .. } => body.iter_mut().for_each(|phase| phase.lanes = inside(program, phase)),
+            Grouped::Loop { body, .. } => {
+                body.iter_mut().for_each(|phase| phase.lanes = inside(program, phase));
+                follow(program, body);
+            }
         }
     }
 }
@@ -104,6 +107,18 @@ fn inside(program: &Program, phase: &Parallel) -> usize {
     let least = if elements <= FEW { TERMS_OF_FEW } else { TERMS };
     let most = if candidates(program, phase).is_empty() { MOST_THREADS } else { KEEPING_THREADS };
     doubled(WARP, |lanes| terms >= lanes * least && elements * lanes <= most)
+}
+
+/// What sums nothing takes the lanes of the phase before it, where that has the same elements: only lanes of one element meet
+/// then, and the threads of other warps need not.
+fn follow(program: &Program, body: &mut [Parallel]) {
+    let extents = |phase: &Parallel| -> Vec<usize> { phase.vars.iter().map(|v| program.vars[*v].extent).collect() };
+    for n in 0..body.len() {
+        let before = &body[(n + body.len() - 1) % body.len()];
+        if longest(program, &body[n]) == 0 && extents(before) == extents(&body[n]) {
+            body[n].lanes = before.lanes;
+        }
+    }
 }
 
 /// Outside a scan: long sums of few elements are split as far as there are threads, and a weight's row is read together.

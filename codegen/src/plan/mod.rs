@@ -185,6 +185,8 @@ pub struct Home {
 pub enum Phase {
     /// All threads meet.
     Barrier,
+    /// The threads of each warp meet.
+    WarpBarrier,
     /// Kept parameters go through shared memory into registers.
     Pass,
     /// Copies of parameters into shared memory begin.
