@@ -194,8 +194,8 @@ UNIO_KERNEL(128) perception_mamba_forward(
         state_s[g * 64 + n * 8 + p] = state_;
         state[g * 64 + n * 8 + p] = state_;
     }
+    __syncthreads();
     for (int step = 0; step <= 7; ++step) {
-        __syncthreads();
         if (threadIdx.x < 128) {
             const int e = threadIdx.x;
             const int g = e / 64;
