@@ -162,6 +162,18 @@ fn own_lane(lanes: usize, lane: &str) -> Op {
     Op::Let { ty: "int", name: lane.to_owned(), value: format!("threadIdx.x % {lanes}") }
 }
 
+/// The tile of a phase: its number takes the place of its variable among the names, which a lane that finishes one value names.
+fn tile(parallel: &Parallel, printer: &mut Printer<'_>, names: &mut [String], ops: &mut Vec<Op>) -> Option<Tile> {
+    let (var, size) = parallel.tile?;
+    let at = parallel.vars.iter().position(|v| *v == var)?;
+    let number = printer.namer.unique(&format!("{}_tile", names[at]));
+    let own = std::mem::replace(&mut names[at], number.clone());
+    if let Some((_, lane)) = &printer.lanes {
+        ops.push(Op::Let { ty: "int", name: own, value: format!("{number} * {size} + {lane}") });
+    }
+    Some(Tile { var, number, size, turn: printer.namer.unique("n") })
+}
+
 /// Reads the elements of a phase that are read ahead, of those whose index is wanted.
 fn reads_ahead(
     parallel: &Parallel,
@@ -363,7 +375,7 @@ impl Lowerer<'_> {
     fn parallel(&mut self, parallel: &Parallel, step: Option<&Step>, ahead: &BTreeMap<TensorId, String>) -> Op {
         let program = &self.body.program;
         let vars = step.iter().map(|step| (step.var, step.name.clone())).collect();
-        let (mut registers, mut body) = (BTreeMap::new(), Vec::new());
+        let mut body = Vec::new();
         let places = self.places(BTreeMap::new());
         let mut printer = Printer::new(program, &places, vars, self.namer.clone());
         let mut names: Vec<String> = parallel.vars.iter().map(|v| printer.bind(*v)).collect();
@@ -374,29 +386,8 @@ impl Lowerer<'_> {
         let busy = extents.iter().product::<usize>() * parallel.lanes;
         printer.whole = [busy, self.threads as usize].iter().all(|threads| threads.is_multiple_of(WARP));
         body.extend(printer.lanes.as_ref().map(|(lanes, lane)| own_lane(*lanes, lane)));
-        if let Some((var, size)) = parallel.tile {
-            let at = parallel.vars.iter().position(|v| *v == var).unwrap_or_default();
-            let number = printer.namer.unique(&format!("{}_tile", names[at]));
-            let own = std::mem::replace(&mut names[at], number.clone());
-            if let Some((_, lane)) = &printer.lanes {
-                body.push(Op::Let { ty: "int", name: own, value: format!("{number} * {size} + {lane}") });
-            }
-            printer.tile = Some(Tile { var, number, size, turn: printer.namer.unique("n") });
-        }
-        if let Some(step) = step {
-            for (id, name) in ahead {
-                let tensor = &program.tensors[*id];
-                let register = printer.namer.unique(&format!("{}_", crate::names::c_stem(&tensor.name)));
-                body.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value: name.clone() });
-                registers.insert(*id, register);
-            }
-            printer.vars.insert(step.var, step.next.clone());
-            let reads = reads_ahead(parallel, ahead, &mut printer, |index| index.contains(&Expr::Var(step.var)));
-            printer.vars.insert(step.var, step.name.clone());
-            if !reads.is_empty() {
-                body.push(Op::If { condition: step.has_next.clone(), body: reads, otherwise: Vec::new() });
-            }
-        }
+        printer.tile = tile(parallel, &mut printer, &mut names, &mut body);
+        let registers = self.take_ahead(parallel, step, ahead, &mut printer, &mut body);
         let known = self.places(registers.clone());
         let namer = printer.namer.clone();
         let mut printer = printer.at(&known, namer);
@@ -404,6 +395,32 @@ impl Lowerer<'_> {
         self.items(parallel, step, registers, printer, &mut body);
         let lanes = (parallel.lanes > 1).then_some(parallel.lanes);
         self.spread(&names, &extents, &element, (lanes, parallel.at_once), body)
+    }
+
+    /// Takes what was read ahead, and reads it for the next step: the registers that have it now.
+    fn take_ahead(
+        &self,
+        parallel: &Parallel,
+        step: Option<&Step>,
+        ahead: &BTreeMap<TensorId, String>,
+        printer: &mut Printer<'_>,
+        ops: &mut Vec<Op>,
+    ) -> BTreeMap<TensorId, String> {
+        let mut registers = BTreeMap::new();
+        let Some(step) = step else { return registers };
+        for (id, value) in ahead {
+            let tensor = &self.body.program.tensors[*id];
+            let name = printer.namer.unique(&format!("{}_", crate::names::c_stem(&tensor.name)));
+            registers.insert(*id, name.clone());
+            ops.push(Op::Let { ty: register_type(tensor.elem), name, value: value.clone() });
+        }
+        printer.vars.insert(step.var, step.next.clone());
+        let reads = reads_ahead(parallel, ahead, printer, |index| index.contains(&Expr::Var(step.var)));
+        printer.vars.insert(step.var, step.name.clone());
+        if !reads.is_empty() {
+            ops.push(Op::If { condition: step.has_next.clone(), body: reads, otherwise: Vec::new() });
+        }
+        registers
     }
 
     /// What a thread does for an element: first the sums that know nothing of the phase, then item by item.
