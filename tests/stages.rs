@@ -87,11 +87,18 @@ fn write_phases(text: &mut String, body: &BlockBody, phases: &[Phase], indent: &
     for phase in phases {
         match phase {
             Phase::Barrier => writeln!(text, "{indent}barrier").unwrap(),
+            Phase::WarpBarrier => writeln!(text, "{indent}barrier of each warp").unwrap(),
+            Phase::Pass => writeln!(text, "{indent}pass").unwrap(),
+            Phase::Copy => writeln!(text, "{indent}copy").unwrap(),
+            Phase::Copied => writeln!(text, "{indent}copies are there").unwrap(),
             Phase::Parallel(parallel) => {
                 let vars: Vec<&str> = parallel.vars.iter().map(|v| body.program.vars[*v].name.as_str()).collect();
                 let lanes = if parallel.lanes > 1 { format!(", {} lanes", parallel.lanes) } else { String::new() };
+                let tile = parallel.tile.map(|(var, n)| format!(", {n} of {} together", body.program.vars[var].name));
                 let kept = parallel.kept.iter().map(|t| format!(", keeps {}", body.program.tensors[*t].name));
-                writeln!(text, "{indent}each ({}){lanes}{}", vars.join(", "), kept.collect::<String>()).unwrap();
+                let ahead = parallel.ahead.iter().map(|t| format!(", {} ahead", body.program.tensors[*t].name));
+                let more: String = tile.into_iter().chain(kept).chain(ahead).collect();
+                writeln!(text, "{indent}each ({}){lanes}{more}", vars.join(", ")).unwrap();
                 for item in &parallel.items {
                     let carry = match item.carry {
                         Carry::None => "",
@@ -147,6 +154,8 @@ phases! {
     phases_of_a_softmax "softmax" "t_pool_forward"
     phases_of_the_adjoint_of_a_softmax "softmax" "t_pool_adjoint"
     phases_of_a_wide_scan "wide_scan" "t_cell_forward"
+    phases_of_several_samples "rows" "t_dense_forward"
+    phases_of_their_adjoint "rows" "t_dense_adjoint"
 }
 
 #[test]
@@ -208,6 +217,11 @@ fn slots_states_and_lock() {
 #[test]
 fn cuda_of_a_block() {
     insta::assert_snapshot!(kernel_text("sum", "cell", "t_cell_forward"));
+}
+
+#[test]
+fn cuda_of_several_samples() {
+    insta::assert_snapshot!(kernel_text("rows", "dense", "t_dense_forward"));
 }
 
 #[test]

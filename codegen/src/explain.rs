@@ -136,6 +136,7 @@ fn homes(text: &mut String, kernel: &KernelPlan, body: &BlockBody) -> fmt::Resul
         let is_kept = phases(&body.phases).any(|phase| phase.kept.contains(id));
         places.extend(is_kept.then(|| "registers, through all steps".to_owned()));
         places.extend(home.shared.map(|_| match (home.one_step, steps) {
+            _ if home.passes.is_some() => "shared, on the way there".to_owned(),
             _ if home.staged.is_some() => "shared, copied at the start".to_owned(),
             (true, _) => "shared, one step".to_owned(),
             (false, true) => "shared, all steps".to_owned(),
@@ -178,11 +179,15 @@ fn global(kernel: &KernelPlan, param: usize) -> String {
 fn barriers(body: &BlockBody) -> String {
     let count = |phases: &[Phase]| phases.iter().filter(|p| matches!(p, Phase::Barrier)).count();
     let looped = body.phases.iter().find_map(|p| if let Phase::Loop { body, .. } = p { Some(body) } else { None });
-    // Copies of parameters end with one.
-    let copied = usize::from(body.homes.values().any(|home| home.staged.is_some()));
-    let outside = counted(count(&body.phases) + copied, "barrier");
+    // Each turn of parameters that go through shared memory takes two.
+    let passed = 2 * body.homes.values().filter_map(|home| home.passes).max().map_or(0, |last| last + 1);
+    let outside = counted(count(&body.phases) + passed, "barrier");
     let steps = looped.map_or(String::new(), |inner| format!(" and {} a step", count(inner)));
-    let samples = if body.single { format!(", {} samples one after the other", body.batch) } else { String::new() };
+    let samples = match (body.single, body.rows) {
+        (true, _) => format!(", {} samples one after the other", body.batch),
+        (false, 1) => String::new(),
+        (false, rows) => format!(", {rows} samples a block"),
+    };
     format!("{outside}{steps}{samples}")
 }
 

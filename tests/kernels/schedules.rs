@@ -114,6 +114,21 @@ fn wide_stages_agree_too() {
     }
 }
 
+/// Many samples: a block takes several, and a thread sums a weight's products for all of them.
+#[test]
+fn several_samples_a_block_agree_with_one() {
+    let many: [(&str, &[(&str, usize)]); 2] =
+        [("vsn", &[("B", 256), ("M", 3), ("I", 3), ("H", 9)]), ("grn", &[("B", 512), ("I", 64), ("H", 64)])];
+    let [forward, reversed] = twin_devices().unwrap();
+    for (name, sizes) in many {
+        compare(name, sizes, Real::F64, 1e-12);
+        compare(name, sizes, Real::F32, 1e-5);
+        let artefacts = compile_scheduled(name, sizes, SCHEDULES[2]).artefacts;
+        let run = |device: &Device| steps(device, &artefacts, 2);
+        assert_same(name, &run(&forward), &run(&reversed));
+    }
+}
+
 fn compare(name: &str, sizes: &[(&str, usize)], real: Real, tolerance: f64) {
     let gradients = |schedule| gradients(&compile_scheduled(name, sizes, schedule).artefacts, real);
     let expected = gradients(SCHEDULES[0]);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Op;
+use super::sums::Tile;
 use crate::math::{BinaryFn, Elem, Expr, Program, Reduction, UnaryFn, VarId};
 
 /// Gives names that nothing else in the kernel has.
@@ -32,14 +33,14 @@ impl Namer {
 /// Text and how tightly it binds: higher binds tighter.
 #[derive(Clone, Debug)]
 pub(super) struct Code {
-    text: String,
-    level: u8,
+    pub(super) text: String,
+    pub(super) level: u8,
 }
 
-const ATOM: u8 = 10;
+pub(super) const ATOM: u8 = 10;
 const UNARY: u8 = 9;
-const TERM: u8 = 8;
-const SUM: u8 = 7;
+pub(super) const TERM: u8 = 8;
+pub(super) const SUM: u8 = 7;
 const ORDER: u8 = 6;
 const EQUAL: u8 = 5;
 const AND: u8 = 4;
@@ -53,7 +54,7 @@ impl Code {
     }
 
     /// The text where only what binds at least so tightly may stand.
-    fn at(&self, level: u8) -> String {
+    pub(super) fn at(&self, level: u8) -> String {
         if self.level >= level { self.text.clone() } else { format!("({})", self.text) }
     }
 
@@ -73,9 +74,6 @@ pub(super) trait Places {
     fn scalar(&self, scalar: usize) -> Code;
 }
 
-/// Turns of a split sum that are written out together.
-const UNROLLED: usize = 8;
-
 /// Turns expressions into text; what needs statements of its own is put in front.
 pub(super) struct Printer<'a> {
     pub(super) program: &'a Program,
@@ -84,10 +82,16 @@ pub(super) struct Printer<'a> {
     pub(super) namer: Namer,
     /// Lanes that split each reduction, and the name of the thread's own; `None` where a thread sums alone.
     pub(super) lanes: Option<(usize, String)>,
+    /// Whether all threads of a warp are there.
+    pub(super) whole: bool,
     /// Parameters of which the thread keeps its part: the array that holds it, and how many elements.
     pub(super) kept: BTreeMap<usize, (String, usize)>,
     /// Counts the kept elements, inside a sum over them.
     pub(super) turn: Option<String>,
+    /// Values of one variable whose sums the lanes hold together; `None` where all lanes work on one element.
+    pub(super) tile: Option<Tile>,
+    /// What is summed already: the sums that were added, and where their total is.
+    pub(super) ready: Vec<(Vec<Expr>, String)>,
 }
 
 impl<'a> Printer<'a> {
@@ -98,11 +102,38 @@ impl<'a> Printer<'a> {
         vars: BTreeMap<VarId, String>,
         namer: Namer,
     ) -> Self {
-        Self { program, places, vars, namer, lanes: None, kept: BTreeMap::new(), turn: None }
+        Self {
+            program,
+            places,
+            vars,
+            namer,
+            lanes: None,
+            whole: false,
+            kept: BTreeMap::new(),
+            turn: None,
+            tile: None,
+            ready: Vec::new(),
+        }
     }
 }
 
 impl Printer<'_> {
+    /// The same at other places, with names of its own from here on.
+    pub(super) fn at<'b>(&'b self, places: &'b dyn Places, namer: Namer) -> Printer<'b> {
+        Printer {
+            program: self.program,
+            places,
+            vars: self.vars.clone(),
+            namer,
+            lanes: self.lanes.clone(),
+            whole: self.whole,
+            kept: self.kept.clone(),
+            turn: self.turn.clone(),
+            tile: self.tile.clone(),
+            ready: self.ready.clone(),
+        }
+    }
+
     /// The text of an expression; loops of reductions go to `before`.
     pub(super) fn expr(&mut self, expr: &Expr, before: &mut Vec<Op>) -> Code {
         match expr {
@@ -134,7 +165,7 @@ impl Printer<'_> {
                 let (c, a, b) = (self.expr(condition, before), self.expr(a, before), self.expr(b, before));
                 Code { text: format!("{} ? {} : {}", c.at(OR), a.at(OR), b.at(SELECT)), level: SELECT }
             }
-            Expr::Reduce(op, vars, body) => self.reduce(*op, vars, body, before),
+            Expr::Reduce(..) => Code::atom(self.summed(&[expr], before)),
         }
     }
 
@@ -226,105 +257,6 @@ impl Printer<'_> {
         Some(Code::atom(format!("unio_fma({}, {}, {})", x.text(), y.text(), c.text())))
     }
 
-    /// Several sums that lanes split are added before the lanes join: once instead of once a sum.
-    fn joined_sums(&mut self, op: BinaryFn, a: &Expr, b: &Expr, before: &mut Vec<Op>) -> Option<Code> {
-        let lanes = self.lanes.as_ref().filter(|_| op == BinaryFn::Add)?.0;
-        let mut terms = Vec::new();
-        add_terms(a, &mut terms);
-        add_terms(b, &mut terms);
-        let is_sum = |e: &&Expr| matches!(e, Expr::Reduce(Reduction::Sum, ..));
-        let (sums, others): (Vec<&Expr>, Vec<&Expr>) = terms.into_iter().partition(is_sum);
-        if sums.len() < 2 {
-            return None;
-        }
-        let mut part = |sum: &Expr| match sum {
-            Expr::Reduce(op, vars, body) => Some(self.partial(*op, vars, body, before)),
-            _ => None,
-        };
-        let parts: Vec<String> = sums.into_iter().filter_map(&mut part).collect();
-        let joined = format!("unio_lanes_sum<{lanes}>({})", parts.join(" + "));
-        before.push(Op::Set { place: parts[0].clone(), value: joined });
-        let mut text = parts[0].clone();
-        for other in &others {
-            text = format!("{text} + {}", self.expr(other, before).at(TERM));
-        }
-        Some(Code { text, level: if others.is_empty() { ATOM } else { SUM } })
-    }
-
-    fn reduce(&mut self, op: Reduction, vars: &[VarId], body: &Expr, before: &mut Vec<Op>) -> Code {
-        let acc = self.partial(op, vars, body, before);
-        if let Some((lanes, _)) = &self.lanes {
-            let join = match op {
-                Reduction::Sum => "unio_lanes_sum",
-                Reduction::Max => "unio_lanes_max",
-                Reduction::Min => "unio_lanes_min",
-            };
-            before.push(Op::Set { place: acc.clone(), value: format!("{join}<{lanes}>({acc})") });
-        }
-        Code::atom(acc)
-    }
-
-    /// A thread's own part of a reduction: the name of its accumulator.
-    fn partial(&mut self, op: Reduction, vars: &[VarId], body: &Expr, before: &mut Vec<Op>) -> String {
-        let acc = self.namer.unique("acc");
-        let start = match op {
-            Reduction::Sum => "real(0)",
-            Reduction::Max => "-real(unio_inf())",
-            Reduction::Min => "real(unio_inf())",
-        };
-        before.push(Op::Var { ty: "real", name: acc.clone(), value: start.into() });
-        let names: Vec<String> = vars.iter().map(|v| self.bind(*v)).collect();
-        let kept = body.loads().into_iter().find_map(|t| self.kept.get(&t).map(|(_, count)| *count));
-        self.turn = kept.map(|_| self.namer.unique("turn"));
-        let mut inner = Vec::new();
-        let value = self.accumulate(op, &acc, body, &mut inner);
-        inner.push(Op::Set { place: acc.clone(), value });
-        match (kept, self.turn.take()) {
-            (Some(count), Some(turn)) => {
-                before.push(self.turns(&names[0], count, &turn, inner));
-                self.namer.release(&turn);
-            }
-            _ => {
-                let loops = self.loops(vars, &names, inner);
-                before.extend(loops);
-            }
-        }
-        vars.iter().zip(&names).for_each(|(var, name)| self.unbind(*var, name));
-        acc
-    }
-
-    /// A loop over the elements that the thread keeps.
-    pub(super) fn turns(&self, var: &str, count: usize, turn: &str, body: Vec<Op>) -> Op {
-        let value = match &self.lanes {
-            // Neighbours, so that what they are multiplied by is read several at a time.
-            Some((_, lane)) => format!("{lane} * {count} + {turn}"),
-            None => turn.to_owned(),
-        };
-        let mut all = vec![Op::Let { ty: "int", name: var.to_owned(), value }];
-        all.extend(body);
-        Op::Unrolled { head: format!("int {turn} = 0; {turn} < {count}; ++{turn}"), times: None, body: all }
-    }
-
-    /// Loops over all values; lanes take every so-many-th of them, as one range.
-    fn loops(&mut self, vars: &[VarId], names: &[String], mut inner: Vec<Op>) -> Vec<Op> {
-        let extents: Vec<usize> = vars.iter().map(|v| self.program.vars[*v].extent).collect();
-        if let Some((lanes, lane)) = self.lanes.clone() {
-            let total: usize = extents.iter().product();
-            let at = if vars.len() == 1 { names[0].clone() } else { self.namer.unique("q") };
-            if vars.len() > 1 {
-                self.namer.release(&at);
-                inner = unflat(names, &extents, &at).into_iter().chain(inner).collect();
-            }
-            // Each turn's reads are on the way before the first is used.
-            let head = format!("int {at} = {lane}; {at} < {total}; {at} += {lanes}");
-            return vec![Op::Unrolled { head, times: Some(UNROLLED), body: inner }];
-        }
-        for (name, extent) in names.iter().zip(&extents).rev() {
-            inner = vec![Op::For { head: format!("int {name} = 0; {name} < {extent}; ++{name}"), body: inner }];
-        }
-        inner
-    }
-
     /// The next value of an accumulator.
     pub(super) fn accumulate(&mut self, op: Reduction, acc: &str, body: &Expr, before: &mut Vec<Op>) -> String {
         match (op, body) {
@@ -354,17 +286,6 @@ impl Printer<'_> {
     pub(super) fn unbind(&mut self, var: VarId, name: &str) {
         self.namer.release(name);
         self.vars.remove(&var);
-    }
-}
-
-/// What a chain of additions adds, in order.
-fn add_terms<'e>(expr: &'e Expr, terms: &mut Vec<&'e Expr>) {
-    match expr {
-        Expr::Binary(BinaryFn::Add, a, b) => {
-            add_terms(a, terms);
-            add_terms(b, terms);
-        }
-        other => terms.push(other),
     }
 }
 

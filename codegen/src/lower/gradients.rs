@@ -110,7 +110,7 @@ impl Tiles<'_> {
         let thread = match columns / MOST_WIDTH {
             0 => return None,
             1 => (8, 1),
-            2 | 3 => (4, 2),
+            2 | 3 => (8, 2),
             _ => (4, 4),
         };
         (extents.len() > 1 && rows >= thread.0).then_some(Matrix { rows, columns, thread })
@@ -147,9 +147,14 @@ impl Tiles<'_> {
     fn own_places(&self, assign: &Assign, matrix: &Matrix, tile: &str, names: &[Vec<String>], ops: &mut Vec<Op>) {
         let (last, leading) = (assign.index.len() - 1, self.extents(&assign.index[..assign.index.len() - 1]));
         let (across, (rows, columns)) = (matrix.across(), matrix.thread);
+        let together = self.is_together(assign, matrix);
         for (n, own) in names.iter().enumerate().take(rows) {
             let row = format!("min({tile} / {across} * {rows} + {n}, {})", matrix.rows - 1);
             match leading.len() {
+                _ if together && n > 0 => {
+                    let value = format!("{} + {n}", names[0][last - 1]);
+                    ops.push(Op::Let { ty: "int", name: own[last - 1].clone(), value });
+                }
                 1 => ops.push(Op::Let { ty: "int", name: own[0].clone(), value: row }),
                 _ => ops.extend(unflat(&own[..last], &leading, &format!("({row})"))),
             }
@@ -161,6 +166,12 @@ impl Tiles<'_> {
             let value = format!("min({column}, {})", matrix.columns - 1);
             ops.push(Op::Let { ty: "int", name: own[last].clone(), value });
         }
+    }
+
+    /// Whether the rows of a tile lie in one matrix of many: they share the indices of that matrix, and what is read by them.
+    fn is_together(&self, assign: &Assign, matrix: &Matrix) -> bool {
+        let leading = self.extents(&assign.index[..assign.index.len() - 1]);
+        leading.len() > 1 && leading.last().is_some_and(|inner| inner.is_multiple_of(matrix.thread.0))
     }
 
     fn matrix_terms(
@@ -183,7 +194,11 @@ impl Tiles<'_> {
                     for (n, sum) in sums.iter().enumerate() {
                         let (row, column) = (&names[n / matrix.thread.1], &names[n % matrix.thread.1]);
                         for (dim, var) in assign.index.iter().enumerate() {
-                            let name = if dim == last { &column[dim] } else { &row[dim] };
+                            let name = match dim {
+                                _ if dim == last => &column[dim],
+                                _ if dim + 1 < last && self.is_together(assign, matrix) => &names[0][dim],
+                                _ => &row[dim],
+                            };
                             printer.vars.insert(*var, name.clone());
                         }
                         let value = printer.accumulate(Reduction::Sum, sum, body, inner);

@@ -4,6 +4,7 @@ mod block;
 mod expr;
 mod gradients;
 pub mod producer;
+mod sums;
 mod update;
 
 use unio_interface::{Access, Elem, Grid, KernelParam, Shared};
@@ -78,7 +79,7 @@ pub enum KernelBody {
 }
 
 /// A statement.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `const ty name = value;`
     Let {

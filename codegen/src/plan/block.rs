@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BlockBody, Carry, Home, Item, Parallel, Param, Phase, memory_elem, outer_role};
-use super::{fission, lanes};
+use super::{ahead, fission, lanes, rows};
 use crate::math::{Assign, Elem, Expr, Node, Program, Role, TensorId, VarId};
 use crate::model::Schedule;
 use crate::spec::entries::StageGrid;
@@ -19,6 +19,8 @@ const STAGED_BUDGET: usize = 27 * 1024;
 const STAGED_BUDGET_OF_SCANS: usize = 50 * 1024;
 /// Fewest threads that a block is given by default, and most for what lies outside a scan.
 const THREADS: std::ops::RangeInclusive<usize> = 32..=256;
+/// The same where a block takes several samples, so that it has a multiprocessor for itself.
+const THREADS_OF_ROWS: usize = 512;
 
 /// Elements that a thread may take one after the other outside a scan.
 const ELEMENTS_A_THREAD: usize = 4;
@@ -30,7 +32,8 @@ pub(super) struct Planned {
     pub(super) threads: u32,
 }
 
-/// Plans a forward or adjoint program; `keep` are locals that the kernel stores for a later one.
+/// Plans a forward or adjoint program; `keep` are locals that the kernel stores for a later one. A block takes as many samples as
+/// its shared memory has room for.
 pub(super) fn plan(
     program: &Program,
     keep: &BTreeSet<TensorId>,
@@ -38,26 +41,49 @@ pub(super) fn plan(
     scratch_total: usize,
     schedule: &Schedule,
 ) -> Planned {
+    let several = rows::choices(program, batch, schedule).find_map(|rows| {
+        let all = rows::together(program, rows);
+        let (planned, fits) = plan_rows(&all, keep, (rows, batch / rows), scratch_total, schedule);
+        fits.then_some(planned)
+    });
+    several.unwrap_or_else(|| plan_rows(program, keep, (1, batch), scratch_total, schedule).0)
+}
+
+/// The plan for so many samples a block and so many blocks, and whether all that is shared has room.
+fn plan_rows(
+    program: &Program,
+    keep: &BTreeSet<TensorId>,
+    (rows, batch): (usize, usize),
+    scratch_total: usize,
+    schedule: &Schedule,
+) -> (Planned, bool) {
     let program = &fission::split(program);
     let mut groups = Grouper::new(program).group();
     lanes::choose(program, &mut groups);
+    let room = if rows > 1 { STAGED_BUDGET } else { SHARED_BUDGET };
     let mut planner =
-        Planner { program, keep, scratch_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0 };
+        Planner { program, keep, scratch_total, params: Vec::new(), homes: BTreeMap::new(), reals: 0, ints: 0, room };
     planner.place(&groups);
-    let threads = schedule.threads.unwrap_or_else(|| default_threads(program, &groups));
-    lanes::keep_parameters(program, &mut groups, threads);
+    let fits = planner.params.iter().all(|param| param.access != unio_interface::Access::InOut);
+    let threads = schedule.threads.unwrap_or_else(|| default_threads(program, &groups, rows));
+    let free = lanes::keep_parameters(program, &mut groups, threads);
+    let made = planner.reals;
     planner.stage_parameters(&groups);
+    planner.pass_parameters(&groups, made);
+    ahead::choose(program, &planner.homes, &mut groups, threads, free);
     let single = schedule.grid == StageGrid::Single;
-    let mut barriers = Barriers { program, homes: &planner.homes, pending: Pending::default() };
+    let mut barriers = Barriers { program, homes: &planner.homes, block: Pending::default(), warp: Pending::default() };
     if single {
         barriers.start_after(groups.clone());
     }
-    let phases = barriers.insert(groups);
+    let mut phases = barriers.insert(groups);
+    add_copies(&planner.homes, &mut phases);
     let scalars = scalar_params(program);
     let mut params = planner.params;
     params.extend(scalars);
     let body = BlockBody {
         batch,
+        rows,
         single,
         program: program.clone(),
         homes: planner.homes,
@@ -65,7 +91,7 @@ pub(super) fn plan(
         shared_reals: planner.reals,
         shared_ints: planner.ints,
     };
-    Planned { body, params, threads }
+    (Planned { body, params, threads }, fits)
 }
 
 /// Parameters for the slots and states that a program reads.
@@ -99,13 +125,16 @@ fn scalar_name(read: &crate::math::ScalarRead) -> String {
     }
 }
 
-fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
-    let size = |p: &Parallel| elements(program, p) * p.lanes;
+fn default_threads(program: &Program, groups: &[Grouped], rows: usize) -> u32 {
+    let size = |p: &Parallel| busy(program, p);
     let looped = groups.iter().filter_map(|g| if let Grouped::Loop { body, .. } = g { Some(body) } else { None });
     let inside = looped.flatten().map(size).max();
-    let all = groups.iter().filter_map(|g| if let Grouped::Parallel(p) = g { Some(size(p)) } else { None }).max();
+    // A tile is work for a thread; of single elements it takes several.
+    let share = |p: &Parallel| size(p).div_ceil(if p.tile.is_some() { 1 } else { ELEMENTS_A_THREAD });
+    let all = groups.iter().filter_map(|g| if let Grouped::Parallel(p) = g { Some(share(p)) } else { None }).max();
     // Threads beyond those that a step employs make its barriers dearer; outside they share work that has few barriers.
-    let outside = all.unwrap_or(1).div_ceil(ELEMENTS_A_THREAD).min(*THREADS.end());
+    let most = if rows > 1 { THREADS_OF_ROWS } else { *THREADS.end() };
+    let outside = all.unwrap_or(1).min(most);
     let most = inside.unwrap_or(1).max(outside).next_multiple_of(32);
     most.clamp(*THREADS.start(), lanes::MOST_THREADS) as u32
 }
@@ -113,6 +142,11 @@ fn default_threads(program: &Program, groups: &[Grouped]) -> u32 {
 /// Elements of a phase's index space.
 pub(super) fn elements(program: &Program, phase: &Parallel) -> usize {
     phase.vars.iter().map(|v| program.vars[*v].extent).product()
+}
+
+/// Threads that a phase employs.
+pub(super) fn busy(program: &Program, phase: &Parallel) -> usize {
+    elements(program, phase) / phase.tile.map_or(1, |(_, size)| size) * phase.lanes
 }
 
 /// Phases before barriers.
@@ -185,7 +219,15 @@ impl<'a> Grouper<'a> {
                     let renamed = renamed(&item, &vars, &group.vars);
                     group.items.push(renamed);
                 }
-                None => groups.push(Parallel { vars, items: vec![item], lanes: 1, kept: Vec::new() }),
+                None => groups.push(Parallel {
+                    vars,
+                    items: vec![item],
+                    lanes: 1,
+                    at_once: 1,
+                    tile: None,
+                    kept: Vec::new(),
+                    ahead: Vec::new(),
+                }),
             }
         }
         groups
@@ -230,7 +272,7 @@ fn renamed(item: &Item, from: &[VarId], to: &[VarId]) -> Item {
 }
 
 /// Every element read: tensor and index.
-fn accesses(expr: &Expr) -> Vec<(TensorId, Vec<Expr>)> {
+pub(super) fn accesses(expr: &Expr) -> Vec<(TensorId, Vec<Expr>)> {
     let mut list = Vec::new();
     expr.visit(&mut |e| {
         if let Expr::Load(t, index) = e {
@@ -238,6 +280,17 @@ fn accesses(expr: &Expr) -> Vec<(TensorId, Vec<Expr>)> {
         }
     });
     list
+}
+
+/// Tensors that reductions read.
+fn summed(expr: &Expr) -> BTreeSet<TensorId> {
+    let mut found = BTreeSet::new();
+    expr.visit(&mut |e| {
+        if let Expr::Reduce(..) = e {
+            found.extend(e.loads());
+        }
+    });
+    found
 }
 
 /// Whether an index names just the element that the thread itself is at.
@@ -259,6 +312,8 @@ struct Planner<'a> {
     homes: BTreeMap<TensorId, Home>,
     reals: usize,
     ints: usize,
+    /// Elements of shared memory for what the kernel makes.
+    room: usize,
 }
 
 impl Planner<'_> {
@@ -316,6 +371,24 @@ impl Planner<'_> {
         }
     }
 
+    /// Kept parameters go through the place of those copies, from where on nothing else lies: as many at a time as have room.
+    fn pass_parameters(&mut self, groups: &[Grouped], from: usize) {
+        let (mut at, mut turn) = (from, 0);
+        for passing in lanes::passing(self.program, groups) {
+            let shape = &self.program.tensors[passing.tensor].shape;
+            let len = shape[..shape.len() - 1].iter().product::<usize>() * passing.stride;
+            let fits = |at: usize| at + len + self.ints <= STAGED_BUDGET_OF_SCANS;
+            if !fits(at) {
+                (at, turn) = (from, turn + 1);
+            }
+            if let Some(home) = self.homes.get_mut(&passing.tensor).filter(|_| fits(at)) {
+                (home.shared, home.staged, home.passes) = (Some(at), Some(passing.stride), Some(turn));
+                at += len.next_multiple_of(ALIGNED);
+                self.reals = self.reals.max(at);
+            }
+        }
+    }
+
     /// Shared memory if it fits, else the sample's own part of a global buffer, read and written.
     fn share(&mut self, id: TensorId, uses: &Uses, home: &mut Home) {
         let tensor = &self.program.tensors[id];
@@ -323,7 +396,7 @@ impl Planner<'_> {
         let skip = usize::from(home.one_step);
         let len: usize = tensor.shape[skip..].iter().product();
         let is_real = tensor.elem == Elem::Real;
-        if self.reals + self.ints + len <= SHARED_BUDGET {
+        if self.reals + self.ints + len <= self.room {
             let next = if is_real { &mut self.reals } else { &mut self.ints };
             home.shared = Some(*next);
             *next += len.next_multiple_of(ALIGNED);
@@ -406,18 +479,102 @@ impl Uses {
     }
 }
 
-/// Puts barriers where a phase touches what another thread touched since the last one.
+/// Copies of parameters begin at the start, and are waited for before the first phase that reads one. Where kept parameters go
+/// through the same place, that comes first: right before the scan if it may, since from then on their registers are taken.
+fn add_copies(homes: &BTreeMap<TensorId, Home>, phases: &mut Vec<Phase>) {
+    let is_copy =
+        |tensor: &TensorId| homes.get(tensor).is_some_and(|home| home.staged.is_some() && home.passes.is_none());
+    let first = phases.iter().position(|phase| reads(phase, &is_copy));
+    let scan = phases.iter().position(|phase| matches!(phase, Phase::Loop { .. }));
+    let passes = homes.values().any(|home| home.passes.is_some());
+    let begin = scan.filter(|scan| passes && first.is_none_or(|first| *scan <= first)).unwrap_or(0);
+    if let Some(first) = first {
+        match first.checked_sub(1).filter(|before| *before >= begin && matches!(phases[*before], Phase::Barrier)) {
+            Some(barrier) => phases.insert(barrier, Phase::Copied),
+            None => {
+                phases.insert(first, Phase::Barrier);
+                phases.insert(first, Phase::Copied);
+            }
+        }
+        phases.insert(begin, Phase::Copy);
+    }
+    if passes {
+        phases.insert(begin, Phase::Pass);
+    }
+}
+
+fn reads(phase: &Phase, wanted: &impl Fn(&TensorId) -> bool) -> bool {
+    match phase {
+        Phase::Barrier | Phase::WarpBarrier | Phase::Pass | Phase::Copy | Phase::Copied => false,
+        Phase::Parallel(parallel) => parallel.items.iter().any(|item| item.assign.value.loads().iter().any(wanted)),
+        Phase::Loop { body, .. } => body.iter().any(|phase| reads(phase, wanted)),
+    }
+}
+
+/// Puts barriers where a phase touches what another thread touched since the last one: of the block, or of the warp where only
+/// lanes of one element meet.
 struct Barriers<'a> {
     program: &'a Program,
     homes: &'a BTreeMap<TensorId, Home>,
-    pending: Pending,
+    /// What threads of a block have not told one another.
+    block: Pending,
+    /// What threads of a warp have not.
+    warp: Pending,
 }
 
-/// What was read and written since the last barrier, with the index space in which each thread touched its own element.
+/// How a phase's elements lie among the threads: extents and tiles of its variables, then the lanes of an element.
+#[derive(Clone, Debug, PartialEq)]
+struct Space {
+    extents: Vec<usize>,
+    /// Lanes of which one stores; 1 where each thread has elements of its own.
+    sharers: usize,
+}
+
+/// Tensors, each with the space in which an element was touched by its own threads alone.
+type Touched = BTreeMap<TensorId, Option<Space>>;
+
+/// What was read and written since the last barrier.
 #[derive(Clone, Default, PartialEq)]
 struct Pending {
-    read: BTreeMap<TensorId, Option<Vec<usize>>>,
-    written: BTreeMap<TensorId, Option<Vec<usize>>>,
+    read: Touched,
+    written: Touched,
+}
+
+impl Pending {
+    /// More is pending: what is touched in two ways is nobody's own.
+    fn note(&mut self, (read, written): &(Touched, Touched)) {
+        for (map, touched) in [(&mut self.read, read), (&mut self.written, written)] {
+            for (tensor, space) in touched {
+                let known = map.entry(*tensor).or_insert_with(|| space.clone());
+                if known != space {
+                    *known = None;
+                }
+            }
+        }
+    }
+
+    /// Whether a phase meets what is pending in such a way.
+    fn clashes(&self, (read, written): &(Touched, Touched), way: fn(&Option<Space>, &Option<Space>) -> bool) -> bool {
+        let clash = |now: &Touched, before: &Touched| {
+            now.iter().any(|(tensor, space)| before.get(tensor).is_some_and(|known| way(space, known)))
+        };
+        clash(read, &self.written) || clash(written, &self.read) || clash(written, &self.written)
+    }
+
+    fn retain(&mut self, keep: impl Fn(&TensorId) -> bool) {
+        self.read.retain(|tensor, _| keep(tensor));
+        self.written.retain(|tensor, _| keep(tensor));
+    }
+}
+
+/// Elements of threads that may be of different warps.
+fn between_threads(now: &Option<Space>, before: &Option<Space>) -> bool {
+    now.is_none() || now != before
+}
+
+/// One element, whose lanes are threads of one warp.
+fn between_lanes(now: &Option<Space>, before: &Option<Space>) -> bool {
+    now == before && now.as_ref().is_some_and(|space| space.sharers > 1)
 }
 
 impl Barriers<'_> {
@@ -425,8 +582,8 @@ impl Barriers<'_> {
     fn start_after(&mut self, groups: Vec<Grouped>) {
         self.insert(groups);
         let is_shared = |tensor: &TensorId| self.homes.get(tensor).is_some_and(|h| h.shared.is_some());
-        self.pending.read.retain(|tensor, _| is_shared(tensor));
-        self.pending.written.retain(|tensor, _| is_shared(tensor));
+        self.block.retain(is_shared);
+        self.warp.retain(is_shared);
     }
 
     fn insert(&mut self, groups: Vec<Grouped>) -> Vec<Phase> {
@@ -434,83 +591,76 @@ impl Barriers<'_> {
         for group in groups {
             match group {
                 Grouped::Parallel(p) => self.phase(p, &mut phases),
-                Grouped::Loop { var, reversed, body } => {
-                    let body = self.looped(body);
-                    phases.push(Phase::Loop { var, reversed, body });
-                }
+                Grouped::Loop { var, reversed, body } => self.looped(var, reversed, &body, &mut phases),
             }
         }
         phases
     }
 
-    /// A step follows the step before it: what is pending at the end of one is pending at the start of the next.
-    fn looped(&mut self, body: Vec<Parallel>) -> Vec<Phase> {
-        let entry = self.pending.clone();
-        for p in &body {
-            self.needs_barrier(p);
-            self.note(p);
+    /// A scan; if that saves a barrier at every step, with one in front.
+    fn looped(&mut self, var: VarId, reversed: bool, body: &[Parallel], phases: &mut Vec<Phase>) {
+        let mut settled = Self { block: Pending::default(), warp: Pending::default(), ..*self };
+        let (alone, joined) = (settled.steps(body), self.steps(body));
+        let count = |phases: &[Phase]| phases.iter().filter(|phase| matches!(phase, Phase::Barrier)).count();
+        if count(&alone) < count(&joined) {
+            *self = settled;
+            phases.extend([Phase::Barrier, Phase::Loop { var, reversed, body: alone }]);
+        } else {
+            phases.push(Phase::Loop { var, reversed, body: joined });
         }
-        self.pending.read.extend(entry.read);
-        for (tensor, space) in entry.written {
-            self.pending.written.entry(tensor).or_insert(space);
+    }
+
+    /// A step follows the step before it: what is pending at the end of one, or before the first, is pending at its start.
+    fn steps(&mut self, body: &[Parallel]) -> Vec<Phase> {
+        let (block, warp) = (self.block.clone(), self.warp.clone());
+        for p in body {
+            self.barrier(p);
         }
+        self.block.note(&(block.read, block.written));
+        self.warp.note(&(warp.read, warp.written));
         let mut phases = Vec::new();
         for p in body {
-            self.phase(p, &mut phases);
+            self.phase(p.clone(), &mut phases);
         }
         phases
     }
 
     fn phase(&mut self, p: Parallel, phases: &mut Vec<Phase>) {
-        if self.needs_barrier(&p) {
-            phases.push(Phase::Barrier);
-        }
-        self.note(&p);
+        phases.extend(self.barrier(&p));
         phases.push(Phase::Parallel(p));
     }
 
-    /// Whether the phase meets a hazard; if so, everything pending is settled.
-    fn needs_barrier(&mut self, p: &Parallel) -> bool {
-        let (read, written) = self.touched(p);
-        let clash = |now: &BTreeMap<TensorId, Option<Vec<usize>>>, before: &BTreeMap<TensorId, Option<Vec<usize>>>| {
-            now.iter().any(|(t, space)| before.get(t).is_some_and(|b| b.is_none() || space.is_none() || b != space))
+    /// The barrier that a phase needs, which settles what is pending; then what the phase touches is pending.
+    fn barrier(&mut self, p: &Parallel) -> Option<Phase> {
+        let touched = self.touched(p);
+        let barrier = if self.block.clashes(&touched, between_threads) {
+            self.block = Pending::default();
+            Some(Phase::Barrier)
+        } else {
+            self.warp.clashes(&touched, between_lanes).then_some(Phase::WarpBarrier)
         };
-        let hazard = clash(&read, &self.pending.written)
-            || clash(&written, &self.pending.read)
-            || clash(&written, &self.pending.written);
-        if hazard {
-            self.pending = Pending::default();
+        if barrier.is_some() {
+            self.warp = Pending::default();
         }
-        hazard
+        self.block.note(&touched);
+        self.warp.note(&touched);
+        barrier
     }
 
-    fn note(&mut self, p: &Parallel) {
-        let (read, written) = self.touched(p);
-        for (map, touched) in [(&mut self.pending.read, read), (&mut self.pending.written, written)] {
-            for (tensor, space) in touched {
-                let known = map.entry(tensor).or_insert_with(|| space.clone());
-                if *known != space {
-                    *known = None;
-                }
-            }
-        }
-    }
-
-    /// Tensors in memory that other threads may see: for each the index space if only own elements are touched.
-    #[allow(clippy::type_complexity)]
-    fn touched(
-        &self,
-        p: &Parallel,
-    ) -> (BTreeMap<TensorId, Option<Vec<usize>>>, BTreeMap<TensorId, Option<Vec<usize>>>) {
+    /// Tensors in memory that other threads may see: for each the space if only own elements are touched.
+    fn touched(&self, p: &Parallel) -> (Touched, Touched) {
         let step = self.program.scan().map(|s| s.var);
+        let extents = p.vars.iter().flat_map(|v| [self.program.vars[*v].extent, p.values(*v)]).collect();
         // Of lanes that share an element one alone stores it, so that to the others it is another thread's.
-        let extents = p.vars.iter().map(|v| self.program.vars[*v].extent);
-        let space: Option<Vec<usize>> = (p.lanes == 1).then(|| extents.collect());
+        let space = Space { extents, sharers: if p.tile.is_some() { 1 } else { p.lanes } };
         let mut made = BTreeSet::new();
-        let (mut read, mut written) = (BTreeMap::new(), BTreeMap::new());
+        let (mut read, mut written) = (Touched::new(), Touched::new());
         for item in &p.items {
+            // The lanes of a tile sum for one another.
+            let summed = if p.tile.is_some() { summed(&item.assign.value) } else { BTreeSet::new() };
             for (tensor, index) in accesses(&item.assign.value) {
-                let own = space.clone().filter(|_| is_own(&index, &p.vars, step));
+                let is_own = is_own(&index, &p.vars, step) && !summed.contains(&tensor);
+                let own = is_own.then(|| space.clone());
                 if self.is_visible(tensor) && !made.contains(&tensor) {
                     let known = read.entry(tensor).or_insert_with(|| own.clone());
                     if *known != own {
@@ -520,7 +670,7 @@ impl Barriers<'_> {
             }
             made.insert(item.assign.tensor);
             if self.is_visible(item.assign.tensor) {
-                written.insert(item.assign.tensor, space.clone());
+                written.insert(item.assign.tensor, Some(space.clone()));
             }
         }
         (read, written)

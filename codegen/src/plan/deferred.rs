@@ -49,7 +49,7 @@ fn over_batch(adjoint: &Program, assigns: Vec<Assign>, batch: usize) -> Program 
     program
 }
 
-fn is_per_sample(role: Role) -> bool {
+pub(super) fn is_per_sample(role: Role) -> bool {
     !matches!(role, Role::Table | Role::Param | Role::ParamGradient { .. })
 }
 
@@ -74,7 +74,8 @@ fn has_sum(value: &Expr) -> bool {
     found
 }
 
-fn of_sample(program: &Program, expr: &Expr, sample: VarId) -> Expr {
+/// What an expression reads, with the sample in front of the index of what each sample has for itself.
+pub(super) fn of_sample(program: &Program, expr: &Expr, sample: VarId) -> Expr {
     match expr {
         Expr::Load(tensor, index) => {
             let own = is_per_sample(program.tensors[*tensor].role).then_some(Expr::Var(sample));

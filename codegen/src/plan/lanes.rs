@@ -3,7 +3,7 @@
 
 use super::Parallel;
 use super::block::{Grouped, elements};
-use crate::math::{Expr, Program, Role, TensorId, VarId};
+use crate::math::{Expr, Program, Reduction, Role, TensorId, VarId};
 
 /// Most threads of a block.
 pub(super) const MOST_THREADS: usize = 1024;
@@ -20,28 +20,110 @@ const FEW: usize = 8;
 /// Lanes that read neighbours of a weight's row: a sector of memory has 8 numbers.
 const SECTOR: usize = 8;
 
+/// Neighbours that a lane takes together, so that it reads them at once.
+pub(crate) const GROUP: usize = 4;
+/// Elements of a thread that are worked on side by side, and most terms of their sums: longer ones have reads enough on the way.
+const AT_ONCE: usize = 4;
+const SHORT: usize = 8;
+/// Most values of a tile.
+const MOST_TILE: usize = 8;
+/// Fewest tiles of a phase, whose lanes share them and where each is one thread's: with fewer, threads would be idle.
+const LEAST_TILES: usize = 64;
+const LEAST_TILES_OF_THREADS: usize = 128;
+/// Threads that keep a block busy, so that lanes need not help.
+const BUSY: usize = 256;
+
+/// Whether lanes share a sum of so many terms in groups of neighbours.
+pub(crate) fn in_groups(terms: usize, lanes: usize) -> bool {
+    terms.is_multiple_of(GROUP * lanes)
+}
+
 /// Chooses the lanes of every phase.
 pub(super) fn choose(program: &Program, groups: &mut [Grouped]) {
     for group in groups {
         match group {
-            Grouped::Parallel(phase) => phase.lanes = outside(program, phase),
-            Grouped::Loop { body, .. } => body.iter_mut().for_each(|phase| phase.lanes = inside(program, phase)),
+            Grouped::Parallel(phase) => match tile(program, phase) {
+                Some((var, size, lanes)) => (phase.tile, phase.lanes) = (Some((var, size)), lanes),
+                None => {
+                    phase.lanes = outside(program, phase);
+                    phase.at_once = if longest(program, phase) <= SHORT { AT_ONCE } else { 1 };
+                }
+            },
+            Grouped::Loop { body, .. } => {
+                body.iter_mut().for_each(|phase| phase.lanes = inside(program, phase));
+                follow(program, body);
+            }
         }
     }
+}
+
+/// A variable that something summed does not depend on, how many of its values a thread takes together, and the lanes that share
+/// them: it is read once for all. Lanes read along a weight's rows, or where threads would be idle; else each thread sums alone.
+fn tile(program: &Program, phase: &Parallel) -> Option<(VarId, usize, usize)> {
+    let (var, reads_weight) = tiled(program, phase)?;
+    let (extent, all, terms) = (program.vars[var].extent, elements(program, phase), longest(program, phase));
+    let most = |fits: &dyn Fn(usize) -> bool| doubled(MOST_TILE, |size| extent.is_multiple_of(size) && fits(size));
+    let shared = most(&|size| reads_weight && all / size >= LEAST_TILES && terms >= size * GROUP);
+    let alone = most(&|size| all / size >= LEAST_TILES_OF_THREADS);
+    let along = reads_rows(program, phase);
+    let is_busy = all / alone >= BUSY;
+    match (shared > 1 && (along || !is_busy), alone > 1 && !along) {
+        (true, _) => Some((var, shared, shared)),
+        (false, true) => Some((var, alone, 1)),
+        (false, false) => None,
+    }
+}
+
+/// The variable, and whether it is a weight that does not depend on it; where all that is summed is there before the phase.
+/// Threads side by side have neighbours of the last one.
+fn tiled(program: &Program, phase: &Parallel) -> Option<(VarId, bool)> {
+    let made: Vec<TensorId> = phase.items.iter().map(|item| item.assign.tensor).collect();
+    let sums: Vec<_> = phase.items.iter().flat_map(|item| sums_of(&item.assign.value)).collect();
+    let is_free = |(op, _, body): &(Reduction, _, Expr)| {
+        *op == Reduction::Sum && body.loads().iter().all(|tensor| !made.contains(tensor))
+    };
+    let read = |var: VarId| sums.iter().flat_map(move |(_, _, body)| read_without(body, var));
+    let (_, outer) = phase.vars.split_last()?;
+    let var = outer.iter().copied().find(|var| read(*var).next().is_some()).filter(|_| sums.iter().all(is_free))?;
+    Some((var, read(var).any(|tensor| program.tensors[tensor].role == Role::Param)))
+}
+
+/// Tensors of which an element is read that is the same for all values of a variable.
+fn read_without(body: &Expr, var: VarId) -> Vec<TensorId> {
+    let mut found = Vec::new();
+    body.visit(&mut |e| {
+        if let Expr::Load(tensor, index) = e {
+            let same = index.len() > 1 && index.iter().all(|part| !part.free_vars().contains(&var));
+            found.extend(same.then_some(*tensor));
+        }
+    });
+    found
 }
 
 /// In a step of a scan: as many as there are threads and terms for. Where weights could stay in registers, the block is kept
 /// small: then each thread has many.
 fn inside(program: &Program, phase: &Parallel) -> usize {
-    let (elements, terms) = (elements(program, phase), shortest(program, phase));
+    let (elements, terms) = (elements(program, phase), longest(program, phase));
     let least = if elements <= FEW { TERMS_OF_FEW } else { TERMS };
     let most = if candidates(program, phase).is_empty() { MOST_THREADS } else { KEEPING_THREADS };
     doubled(WARP, |lanes| terms >= lanes * least && elements * lanes <= most)
 }
 
+/// What sums nothing takes the lanes of the phase before it, where that has the same elements: only lanes of one element meet
+/// then, and the threads of other warps need not.
+fn follow(program: &Program, body: &mut [Parallel]) {
+    let extents = |phase: &Parallel| -> Vec<usize> { phase.vars.iter().map(|v| program.vars[*v].extent).collect() };
+    for n in 0..body.len() {
+        let before = &body[(n + body.len() - 1) % body.len()];
+        if longest(program, &body[n]) == 0 && extents(before) == extents(&body[n]) {
+            body[n].lanes = before.lanes;
+        }
+    }
+}
+
 /// Outside a scan: long sums of few elements are split as far as there are threads, and a weight's row is read together.
 fn outside(program: &Program, phase: &Parallel) -> usize {
-    let (elements, terms) = (elements(program, phase), shortest(program, phase));
+    let (elements, terms) = (elements(program, phase), longest(program, phase));
     let least = if elements <= FEW { TERMS_OF_FEW } else { TERMS };
     let employed = doubled(WARP, |lanes| terms >= lanes * least && elements * lanes <= MOST_THREADS);
     match reads_rows(program, phase) {
@@ -58,19 +140,23 @@ fn doubled(most: usize, fits: impl Fn(usize) -> bool) -> usize {
     lanes
 }
 
-/// Terms of the shortest sum of a phase; 0 where there is none.
-fn shortest(program: &Program, phase: &Parallel) -> usize {
+/// Terms of the longest sum of a phase; 0 where there is none.
+fn longest(program: &Program, phase: &Parallel) -> usize {
     let sums = phase.items.iter().flat_map(|item| reductions(&item.assign.value));
     let terms = |vars: &[VarId]| vars.iter().map(|v| program.vars[*v].extent).product::<usize>();
-    sums.map(|(vars, _)| terms(&vars)).min().unwrap_or(0)
+    sums.map(|(vars, _)| terms(&vars)).max().unwrap_or(0)
 }
 
 /// The reductions of an equation: their variables, and what they join.
 fn reductions(value: &Expr) -> Vec<(Vec<VarId>, Expr)> {
+    sums_of(value).into_iter().map(|(_, vars, body)| (vars, body)).collect()
+}
+
+fn sums_of(value: &Expr) -> Vec<(Reduction, Vec<VarId>, Expr)> {
     let mut found = Vec::new();
     value.visit(&mut |e| {
-        if let Expr::Reduce(_, vars, body) = e {
-            found.push((vars.clone(), (**body).clone()));
+        if let Expr::Reduce(op, vars, body) = e {
+            found.push((*op, vars.clone(), (**body).clone()));
         }
     });
     found
@@ -101,8 +187,9 @@ const MOST_REGISTERS: usize = 255;
 /// Most elements of one tensor that a thread keeps: its loop is written out.
 const MOST_KEPT: usize = 64;
 
-/// Lets threads keep their part of a parameter through all steps, as long as there are registers: it is read once then.
-pub(super) fn keep_parameters(program: &Program, groups: &mut [Grouped], threads: u32) {
+/// Lets threads keep their part of a parameter through all steps, as long as there are registers: it is read once then. Gives how
+/// many a thread has left.
+pub(super) fn keep_parameters(program: &Program, groups: &mut [Grouped], threads: u32) -> usize {
     let threads = threads as usize;
     let mut free = (REGISTERS / threads).min(MOST_REGISTERS).saturating_sub(OTHER_REGISTERS);
     for group in groups {
@@ -116,6 +203,7 @@ pub(super) fn keep_parameters(program: &Program, groups: &mut [Grouped], threads
             }
         }
     }
+    free
 }
 
 /// Parameters that a phase reads once, each thread the same part at every step; and how many elements that is.
@@ -138,6 +226,29 @@ fn candidates(program: &Program, phase: &Parallel) -> Vec<(TensorId, usize)> {
     let reads =
         |tensor: TensorId| phase.items.iter().map(|item| count_loads(&item.assign.value, tensor)).sum::<usize>();
     found.retain(|(tensor, _)| reads(*tensor) == 1);
+    found
+}
+
+/// Fewest elements of a parameter that goes through shared memory into registers: it costs two barriers.
+const LEAST_PASSED: usize = 1024;
+
+/// Kept parameters that threads would read across rows, and nobody reads but to keep: copied first, neighbours are read
+/// together.
+pub(super) fn passing(program: &Program, groups: &[Grouped]) -> Vec<Staged> {
+    let mut found = Vec::new();
+    for group in groups {
+        let Grouped::Loop { body, .. } = group else { continue };
+        for phase in body.iter().filter(|phase| reads_rows(program, phase)) {
+            for tensor in &phase.kept {
+                let loads: usize = program.assigns().map(|(a, _)| count_loads(&a.value, *tensor)).sum();
+                let shape = &program.tensors[*tensor].shape;
+                if loads == 1 && shape.len() > 1 && shape.iter().product::<usize>() >= LEAST_PASSED {
+                    let stride = padded(program, *tensor, true, phase.lanes, true);
+                    found.push(Staged { tensor: *tensor, stride, in_scan: true });
+                }
+            }
+        }
+    }
     found
 }
 
@@ -184,23 +295,27 @@ fn reused(program: &Program, phase: &Parallel, in_scan: bool, found: &mut Vec<St
                 return;
             }
             let others = phase.vars.iter().filter(|v| !index.contains(&Expr::Var(**v)));
-            let times: usize = others.map(|v| program.vars[*v].extent).product();
+            let times: usize = others.map(|v| program.vars[*v].extent / phase.values(*v)).product();
             if in_scan || times >= REUSE {
                 let along = vars.last().is_some_and(|v| index.last() == Some(&Expr::Var(*v)));
-                let stride = padded(program, *tensor, along, phase.lanes);
+                let terms = vars.iter().map(|v| program.vars[*v].extent).product();
+                let stride = padded(program, *tensor, along, phase.lanes, in_groups(terms, phase.lanes));
                 found.push(Staged { tensor: *tensor, stride, in_scan });
             }
         });
     }
 }
 
-/// Threads of a warp read different rows at one column, or neighbours of one row: the rows begin at different banks.
-fn padded(program: &Program, tensor: TensorId, along: bool, lanes: usize) -> usize {
+/// Threads of a warp read different rows at one column, or neighbours of one row: the rows begin at different banks, and at
+/// whole groups where lanes read such.
+fn padded(program: &Program, tensor: TensorId, along: bool, lanes: usize, grouped: bool) -> usize {
     let row = program.tensors[tensor].shape.last().copied().unwrap_or(1);
-    let wanted = match (along, lanes) {
-        (true, lanes) => lanes,
-        (false, 1) => return row,
-        (false, lanes) => BANKS / lanes,
+    let bank = |stride: usize| stride % BANKS;
+    let fits = |stride: &usize| match (along, grouped) {
+        (true, true) => bank(*stride) == GROUP * lanes % BANKS,
+        (true, false) => bank(*stride) == lanes % BANKS,
+        (false, true) => bank(GROUP * stride) == (BANKS / lanes).max(GROUP) % BANKS,
+        (false, false) => bank(*stride) == BANKS / lanes % BANKS,
     };
-    row + (wanted + BANKS - row % BANKS) % BANKS
+    (row..row + BANKS).find(fits).filter(|_| along || lanes > 1).unwrap_or(row)
 }

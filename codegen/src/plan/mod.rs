@@ -1,11 +1,13 @@
 //! Stage *plan*: which kernels there are, where every value lives, in which order a step runs.
 
+mod ahead;
 mod block;
 mod deferred;
 mod fission;
-mod lanes;
+pub(crate) mod lanes;
 mod order;
 mod producer;
+mod rows;
 mod stages;
 mod step;
 mod updates;
@@ -147,6 +149,8 @@ pub struct GradientsBody {
 pub struct BlockBody {
     /// Samples.
     pub batch: usize,
+    /// Samples that a block takes at once; they are the leading index of the program then.
+    pub rows: usize,
     /// Whether one block takes them all, one after the other.
     pub single: bool,
     /// The program.
@@ -172,6 +176,8 @@ pub struct Home {
     pub global: Option<usize>,
     /// Of a parameter that the block copies into shared memory at its start: elements from one row to the next.
     pub staged: Option<usize>,
+    /// Where it is copied there for registers only, the turn in which that is done: others take its place then.
+    pub passes: Option<usize>,
 }
 
 /// A phase of a block kernel.
@@ -179,6 +185,14 @@ pub struct Home {
 pub enum Phase {
     /// All threads meet.
     Barrier,
+    /// The threads of each warp meet.
+    WarpBarrier,
+    /// Kept parameters go through shared memory into registers.
+    Pass,
+    /// Copies of parameters into shared memory begin.
+    Copy,
+    /// They are waited for.
+    Copied,
     /// Each thread takes elements of an index space.
     Parallel(Parallel),
     /// Steps of the scan.
@@ -201,8 +215,22 @@ pub struct Parallel {
     pub items: Vec<Item>,
     /// Threads that share each element: lanes of one warp, which split its sums between them. A power of 2.
     pub lanes: usize,
+    /// Elements of a thread that are worked on side by side, so that their reads are on the way together.
+    pub at_once: usize,
+    /// A variable of which a thread takes so many values together: what is read for one serves all. Lanes, where there are any,
+    /// are as many: each sums its part for all the values and finishes one.
+    pub tile: Option<(VarId, usize)>,
     /// Parameters of which each thread keeps its own part in registers through all steps of the scan around.
     pub kept: Vec<TensorId>,
+    /// Tensors in memory of which each thread reads its own element a step ahead; where that is the same at all steps, once.
+    pub ahead: Vec<TensorId>,
+}
+
+impl Parallel {
+    /// Values of a variable that a thread takes together.
+    pub fn values(&self, var: VarId) -> usize {
+        self.tile.filter(|(tiled, _)| *tiled == var).map_or(1, |(_, size)| size)
+    }
 }
 
 /// An assignment of a phase.

@@ -73,7 +73,7 @@ impl Planner<'_> {
         let keep = kept(eq);
         let planned =
             block::plan(&eq.forward, &keep, stage.samples(network.batch), scratch_total(network), &stage.schedule);
-        let (kernel, args, needs) = self.add_block_kernel(network, stage, eq, planned, "forward");
+        let (kernel, args, needs) = self.add_block_kernel(network, stage, eq, &eq.forward, planned, "forward");
         let mut gives: BTreeSet<String> = outputs(stage, eq).collect();
         gives.insert(READ.to_owned());
         self.add_block_node(stage, &eq.forward, kernel, args, needs, gives, "forward");
@@ -111,7 +111,7 @@ impl Planner<'_> {
         mut gives: BTreeSet<String>,
     ) -> usize {
         let planned = block::plan(program, keep, stage.samples(network.batch), scratch_total(network), &stage.schedule);
-        let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, planned, "adjoint");
+        let (kernel, args, mut needs) = self.add_block_kernel(network, stage, eq, program, planned, "adjoint");
         needs.extend(outputs(stage, eq));
         gives.extend(eq.wanted.iter().map(|i| names::stage_cotangent(&stage.name, i)));
         gives.insert(READ.to_owned());
@@ -169,18 +169,20 @@ impl Planner<'_> {
         });
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn add_block_kernel(
         &mut self,
         network: &Network,
         stage: &Stage,
         eq: &StageEquations,
+        program: &Program,
         planned: block::Planned,
         what: &str,
     ) -> (usize, Vec<Place>, BTreeSet<String>) {
         let mut needs = BTreeSet::new();
         let mut args = Vec::new();
         for (param, tensor) in pointer_tensors(&planned.body) {
-            let arg = self.tensor_arg(network, stage, eq, &planned.body.program, tensor, what, &mut needs);
+            let arg = self.tensor_arg(network, stage, eq, program, tensor, what, &mut needs);
             args.push((param, arg));
         }
         args.sort_by_key(|(param, _)| *param);

@@ -4,7 +4,7 @@
 // One step of a closed-form continuous-time cell (Hasani et al. 2022): two candidate states, mixed by a gate that
 // depends on the time since the step before.
 // From `cfc` in unio:common/cfc.toml.
-UNIO_KERNEL(64) perception_cfc_forward(
+UNIO_KERNEL(128) perception_cfc_forward(
     UNIO_IN(real, dt),
     UNIO_OUT(real, h),
     UNIO_IN(real, x),
@@ -39,23 +39,28 @@ UNIO_KERNEL(64) perception_cfc_forward(
     f_2 = f_2 + size_t(blockIdx.x) * 128;
     s = s + size_t(blockIdx.x) * 128;
     u_3 = u_3 + size_t(blockIdx.x) * 128;
-    for (int n = threadIdx.x; n < 256; n += 64) {
-        w_x_s[n / 16 * 34 + n % 16] = w_x[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_x_s + n / 16 * 40 + n % 16, w_x + n);
     }
+    unio_copied();
     __syncthreads();
-    for (int e = threadIdx.x / 2; e < 128; e += 32) {
-        const int lane = threadIdx.x % 2;
-        const int step = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
+        const int step_tile = e / 16;
         const int j = e % 16;
-        real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
-            acc = unio_fma(w_x_s[j * 34 + i], x[step * 16 + i], acc);
+        const int lane = threadIdx.x % 2;
+        const int step = step_tile * 2 + lane;
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int i = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc[n] = unio_fma(w_x_s[j * 40 + i], x[step2 * 16 + i], acc[n]);
+            }
         }
-        acc = unio_lanes_sum<2>(acc);
-        const real u_1_ = acc;
-        if (lane == 0) {
-            u_1_s[step * 16 + j] = u_1_;
-        }
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real u_1_ = own;
+        u_1_s[step * 16 + j] = u_1_;
     }
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
@@ -103,17 +108,36 @@ UNIO_KERNEL(64) perception_cfc_forward(
             w_t_r[turn] = w_t[j * 16 + k];
         }
     }
+    real b_a2 = real(0);
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        b_a2 = b[j];
+    }
+    real dt_a = real(0);
+    real b_1_a = real(0);
+    real b_2_a = real(0);
+    real b_a_a = real(0);
+    real b_t_a = real(0);
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        dt_a = dt[0];
+        b_1_a = b_1[j];
+        b_2_a = b_2[j];
+        b_a_a = b_a[j];
+        b_t_a = b_t[j];
+    }
     for (int step = 0; step <= 7; ++step) {
         __syncthreads();
         if (threadIdx.x < 16) {
             const int j = threadIdx.x;
+            const real b_ = b_a2;
             real acc = real(0);
             UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int k = turn;
                 acc = unio_fma(w_h_r[turn], h_s[k], acc);
             }
             const real u_2_ = acc;
-            const real u_3_ = unio_tanh(real(0.666) * (u_1_s[step * 16 + j] + u_2_ + b[j]));
+            const real u_3_ = unio_tanh(real(0.666) * (u_1_s[step * 16 + j] + u_2_ + b_));
             u_3[step * 16 + j] = u_3_;
             const real u_ = real(1.7159) * u_3_;
             u_s[j] = u_;
@@ -122,37 +146,36 @@ UNIO_KERNEL(64) perception_cfc_forward(
         __syncthreads();
         if (threadIdx.x < 16) {
             const int j = threadIdx.x;
+            const real dt_ = dt_a;
+            const real b_1_ = b_1_a;
+            const real b_2_ = b_2_a;
+            const real b_a_ = b_a_a;
+            const real b_t_ = b_t_a;
+            if (step + 1 < 8) {
+                dt_a = dt[(step + 1)];
+            }
             real acc = real(0);
-            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-                const int k = turn;
-                acc = unio_fma(w_1_r[turn], u_s[k], acc);
-            }
-            const real f_1_1_ = acc;
-            const real f_1_ = unio_tanh(f_1_1_ + b_1[j]);
-            f_1[step * 16 + j] = f_1_;
             real acc2 = real(0);
-            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-                const int k = turn;
-                acc2 = unio_fma(w_2_r[turn], u_s[k], acc2);
-            }
-            const real f_2_1_ = acc2;
-            const real f_2_ = unio_tanh(f_2_1_ + b_2[j]);
-            f_2[step * 16 + j] = f_2_;
             real acc3 = real(0);
-            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-                const int k = turn;
-                acc3 = unio_fma(w_a_r[turn], u_s[k], acc3);
-            }
-            const real t_a_1_ = acc3;
-            const real t_a_ = t_a_1_ + b_a[j];
             real acc4 = real(0);
             UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int k = turn;
+                acc = unio_fma(w_1_r[turn], u_s[k], acc);
+                acc2 = unio_fma(w_2_r[turn], u_s[k], acc2);
+                acc3 = unio_fma(w_a_r[turn], u_s[k], acc3);
                 acc4 = unio_fma(w_t_r[turn], u_s[k], acc4);
             }
+            const real f_1_1_ = acc;
+            const real f_1_ = unio_tanh(f_1_1_ + b_1_);
+            f_1[step * 16 + j] = f_1_;
+            const real f_2_1_ = acc2;
+            const real f_2_ = unio_tanh(f_2_1_ + b_2_);
+            f_2[step * 16 + j] = f_2_;
+            const real t_a_1_ = acc3;
+            const real t_a_ = t_a_1_ + b_a_;
             const real t_b_1_ = acc4;
-            const real t_b_ = t_b_1_ + b_t[j];
-            const real s_ = unio_sigmoid(unio_fma(t_a_, dt[step], t_b_));
+            const real t_b_ = t_b_1_ + b_t_;
+            const real s_ = unio_sigmoid(unio_fma(t_a_, dt_, t_b_));
             s[step * 16 + j] = s_;
             const real h_next_ = unio_fma(f_1_, real(1) - s_, s_ * f_2_);
             h_next[step * 16 + j] = h_next_;
@@ -168,7 +191,7 @@ UNIO_KERNEL(64) perception_cfc_forward(
 // One step of a closed-form continuous-time cell (Hasani et al. 2022): two candidate states, mixed by a gate that
 // depends on the time since the step before.
 // From `cfc` in unio:common/cfc.toml.
-UNIO_KERNEL(64) perception_cfc_adjoint(
+UNIO_KERNEL(128) perception_cfc_adjoint(
     UNIO_IN(real, dt),
     UNIO_IN(real, h),
     UNIO_IN(real, x),
@@ -225,10 +248,9 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
     d_w_h = d_w_h + size_t(blockIdx.x) * 3103;
     d_w_x = d_w_x + size_t(blockIdx.x) * 3103;
     d_x = d_x + size_t(blockIdx.x) * 128;
-    for (int n = threadIdx.x; n < 256; n += 64) {
-        w_x_s[n] = w_x[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_x_s + n / 16 * 20 + n % 16, w_x + n);
     }
-    __syncthreads();
     if (threadIdx.x < 16) {
         const int k = threadIdx.x;
         const real d_h_carried_ = real(0);
@@ -274,48 +296,73 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
             w_h_r[turn] = w_h[j * 16 + k];
         }
     }
+    real dt_a = real(0);
+    real f_1_a = real(0);
+    real f_2_a = real(0);
+    real s_a = real(0);
+    real d_h_next_a = real(0);
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        dt_a = dt[7];
+        f_1_a = f_1[7 * 16 + j];
+        f_2_a = f_2[7 * 16 + j];
+        s_a = s[7 * 16 + j];
+        d_h_next_a = d_h_next[7 * 16 + j];
+    }
+    real u_3_a = real(0);
+    if (threadIdx.x < 16) {
+        const int j = threadIdx.x;
+        u_3_a = u_3[7 * 16 + j];
+    }
     for (int step = 7; step >= 0; --step) {
         if (threadIdx.x < 16) {
             const int j = threadIdx.x;
-            const real d_h_next_total_ = d_h_next[step * 16 + j] + d_h_carried_s[j];
-            const real d_s_ = unio_fma(d_h_next_total_, f_2[step * 16 + j], -(d_h_next_total_ * f_1[step * 16 + j]));
-            const real d_s_part1_ = d_s_ * (s[step * 16 + j] * (real(1) - s[step * 16 + j]));
+            const real dt_ = dt_a;
+            const real f_1_ = f_1_a;
+            const real f_2_ = f_2_a;
+            const real s_ = s_a;
+            const real d_h_next_ = d_h_next_a;
+            if (step > 0) {
+                dt_a = dt[(step - 1)];
+                f_1_a = f_1[(step - 1) * 16 + j];
+                f_2_a = f_2[(step - 1) * 16 + j];
+                s_a = s[(step - 1) * 16 + j];
+                d_h_next_a = d_h_next[(step - 1) * 16 + j];
+            }
+            const real d_h_next_total_ = d_h_next_ + d_h_carried_s[j];
+            const real d_s_ = unio_fma(d_h_next_total_, f_2_, -(d_h_next_total_ * f_1_));
+            const real d_s_part1_ = d_s_ * (s_ * (real(1) - s_));
             d_s_part1_s[step * 16 + j] = d_s_part1_;
-            const real d_t_a_ = d_s_part1_ * dt[step];
+            const real d_t_a_ = d_s_part1_ * dt_;
             d_t_a_s[step * 16 + j] = d_t_a_;
-            const real d_f_2_ = d_h_next_total_ * s[step * 16 + j];
-            const real d_f_2_part1_ = d_f_2_ * unio_fma(-f_2[step * 16 + j], f_2[step * 16 + j], real(1));
+            const real d_f_2_ = d_h_next_total_ * s_;
+            const real d_f_2_part1_ = d_f_2_ * unio_fma(-f_2_, f_2_, real(1));
             d_f_2_part1_s[step * 16 + j] = d_f_2_part1_;
-            const real d_f_1_ = d_h_next_total_ * (real(1) - s[step * 16 + j]);
-            const real d_f_1_part1_ = d_f_1_ * unio_fma(-f_1[step * 16 + j], f_1[step * 16 + j], real(1));
+            const real d_f_1_ = d_h_next_total_ * (real(1) - s_);
+            const real d_f_1_part1_ = d_f_1_ * unio_fma(-f_1_, f_1_, real(1));
             d_f_1_part1_s[step * 16 + j] = d_f_1_part1_;
         }
         __syncthreads();
         if (threadIdx.x < 16) {
             const int j = threadIdx.x;
+            const real u_3_ = u_3_a;
+            if (step > 0) {
+                u_3_a = u_3[(step - 1) * 16 + j];
+            }
             real acc = real(0);
-            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-                const int j2 = turn;
-                acc = unio_fma(d_s_part1_s[step * 16 + j2], w_t_r[turn], acc);
-            }
             real acc2 = real(0);
-            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-                const int j2 = turn;
-                acc2 = unio_fma(d_t_a_s[step * 16 + j2], w_a_r[turn], acc2);
-            }
             real acc3 = real(0);
-            UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
-                const int j2 = turn;
-                acc3 = unio_fma(d_f_2_part1_s[step * 16 + j2], w_2_r[turn], acc3);
-            }
             real acc4 = real(0);
             UNIO_UNROLL() for (int turn = 0; turn < 16; ++turn) {
                 const int j2 = turn;
+                acc = unio_fma(d_s_part1_s[step * 16 + j2], w_t_r[turn], acc);
+                acc2 = unio_fma(d_t_a_s[step * 16 + j2], w_a_r[turn], acc2);
+                acc3 = unio_fma(d_f_2_part1_s[step * 16 + j2], w_2_r[turn], acc3);
                 acc4 = unio_fma(d_f_1_part1_s[step * 16 + j2], w_1_r[turn], acc4);
             }
             const real d_u_ = acc + acc2 + acc3 + acc4;
             const real d_u_3_ = d_u_ * real(1.7159);
-            const real d_u_3_part1_ = d_u_3_ * unio_fma(-u_3[step * 16 + j], u_3[step * 16 + j], real(1)) * real(0.666);
+            const real d_u_3_part1_ = d_u_3_ * unio_fma(-u_3_, u_3_, real(1)) * real(0.666);
             d_u_3_part1_s[step * 16 + j] = d_u_3_part1_;
         }
         __syncthreads();
@@ -331,87 +378,86 @@ UNIO_KERNEL(64) perception_cfc_adjoint(
             d_h_carried_s[k] = d_h_carried_;
         }
     }
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int step = e / 16;
+    unio_copied();
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
+        const int step_tile = e / 16;
         const int i = e % 16;
-        real acc = real(0);
-        for (int j = 0; j < 16; ++j) {
-            acc = unio_fma(d_u_3_part1_s[step * 16 + j], w_x_s[j * 16 + i], acc);
+        const int lane = threadIdx.x % 2;
+        const int step = step_tile * 2 + lane;
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int j = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc[n] = unio_fma(d_u_3_part1_s[step2 * 16 + j], w_x_s[j * 20 + i], acc[n]);
+            }
         }
-        const real d_x_ = acc;
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_x_ = own;
         d_x[step * 16 + i] = d_x_;
     }
     if (threadIdx.x < 16) {
         const int j = threadIdx.x;
         real acc = real(0);
+        real acc2 = real(0);
+        real acc3 = real(0);
+        real acc4 = real(0);
+        real acc5 = real(0);
         for (int step = 0; step < 8; ++step) {
             acc = acc + d_u_3_part1_s[step * 16 + j];
+            acc2 = acc2 + d_f_1_part1_s[step * 16 + j];
+            acc3 = acc3 + d_f_2_part1_s[step * 16 + j];
+            acc4 = acc4 + d_t_a_s[step * 16 + j];
+            acc5 = acc5 + d_s_part1_s[step * 16 + j];
         }
         const real d_b_ = acc;
         d_b[j] = d_b_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = acc2 + d_f_1_part1_s[step * 16 + j];
-        }
         const real d_b_1_ = acc2;
         d_b_1[j] = d_b_1_;
-        real acc3 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc3 = acc3 + d_f_2_part1_s[step * 16 + j];
-        }
         const real d_b_2_ = acc3;
         d_b_2[j] = d_b_2_;
-        real acc4 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc4 = acc4 + d_t_a_s[step * 16 + j];
-        }
         const real d_b_a_ = acc4;
         d_b_a[j] = d_b_a_;
-        real acc5 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc5 = acc5 + d_s_part1_s[step * 16 + j];
-        }
         const real d_b_t_ = acc5;
         d_b_t[j] = d_b_t_;
     }
-    for (int e = threadIdx.x; e < 256; e += 64) {
-        const int j = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
+        const int j_tile = e / 16;
         const int k = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_f_1_part1_s[step * 16 + j], u[step * 16 + k], acc);
+        real acc[2] = {};
+        real acc2[2] = {};
+        real acc3[2] = {};
+        real acc4[2] = {};
+        real acc5[2] = {};
+        real acc6[2] = {};
+        UNIO_UNROLL(8) for (int step = 0; step < 8; ++step) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int j2 = j_tile * 2 + n;
+                acc[n] = unio_fma(d_f_1_part1_s[step * 16 + j2], u[step * 16 + k], acc[n]);
+                acc2[n] = unio_fma(d_f_2_part1_s[step * 16 + j2], u[step * 16 + k], acc2[n]);
+                acc3[n] = unio_fma(d_t_a_s[step * 16 + j2], u[step * 16 + k], acc3[n]);
+                acc4[n] = unio_fma(d_u_3_part1_s[step * 16 + j2], h[step * 16 + k], acc4[n]);
+                acc5[n] = unio_fma(d_s_part1_s[step * 16 + j2], u[step * 16 + k], acc5[n]);
+                acc6[n] = unio_fma(d_u_3_part1_s[step * 16 + j2], x[step * 16 + k], acc6[n]);
+            }
         }
-        const real d_w_1_ = acc;
-        d_w_1[j * 16 + k] = d_w_1_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_f_2_part1_s[step * 16 + j], u[step * 16 + k], acc2);
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            const int j = j_tile * 2 + n;
+            const real d_w_1_ = acc[n];
+            d_w_1[j * 16 + k] = d_w_1_;
+            const real d_w_2_ = acc2[n];
+            d_w_2[j * 16 + k] = d_w_2_;
+            const real d_w_a_ = acc3[n];
+            d_w_a[j * 16 + k] = d_w_a_;
+            const real d_w_h_ = acc4[n];
+            d_w_h[j * 16 + k] = d_w_h_;
+            const real d_w_t_ = acc5[n];
+            d_w_t[j * 16 + k] = d_w_t_;
+            const real d_w_x_ = acc6[n];
+            d_w_x[j * 16 + k] = d_w_x_;
         }
-        const real d_w_2_ = acc2;
-        d_w_2[j * 16 + k] = d_w_2_;
-        real acc3 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc3 = unio_fma(d_t_a_s[step * 16 + j], u[step * 16 + k], acc3);
-        }
-        const real d_w_a_ = acc3;
-        d_w_a[j * 16 + k] = d_w_a_;
-        real acc4 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc4 = unio_fma(d_u_3_part1_s[step * 16 + j], h[step * 16 + k], acc4);
-        }
-        const real d_w_h_ = acc4;
-        d_w_h[j * 16 + k] = d_w_h_;
-        real acc5 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc5 = unio_fma(d_s_part1_s[step * 16 + j], u[step * 16 + k], acc5);
-        }
-        const real d_w_t_ = acc5;
-        d_w_t[j * 16 + k] = d_w_t_;
-        real acc6 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc6 = unio_fma(d_u_3_part1_s[step * 16 + j], x[step * 16 + k], acc6);
-        }
-        const real d_w_x_ = acc6;
-        d_w_x[j * 16 + k] = d_w_x_;
     }
 }

@@ -47,7 +47,7 @@ UNIO_KERNEL(32) perception_join_adjoint(
         d_past[h] = d_past_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 32) {
+    UNIO_UNROLL(4) for (int e = threadIdx.x; e < 128; e += 32) {
         const int i = e / 16;
         const int h = e % 16;
         const real d_today_ = min(max(8 - 1, 0), 7) == i ? d_z_total_s[h] : real(0);

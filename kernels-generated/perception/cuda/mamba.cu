@@ -35,11 +35,11 @@ UNIO_KERNEL(128) perception_mamba_forward(
     UNIO_OUT(real, r_3)
 ) {
     UNIO_SHARED(real, state_s, 0 * sizeof(real));
-    UNIO_SHARED(real, w_b_s, 3068 * sizeof(real));
-    UNIO_SHARED(real, w_c_s, 3340 * sizeof(real));
-    UNIO_SHARED(real, w_dt_s, 3612 * sizeof(real));
-    UNIO_SHARED(real, w_out_s, 3680 * sizeof(real));
-    UNIO_SHARED(real, w_v_s, 2524 * sizeof(real));
+    UNIO_SHARED(real, w_b_s, 3260 * sizeof(real));
+    UNIO_SHARED(real, w_c_s, 3580 * sizeof(real));
+    UNIO_SHARED(real, w_dt_s, 3900 * sizeof(real));
+    UNIO_SHARED(real, w_out_s, 3980 * sizeof(real));
+    UNIO_SHARED(real, w_v_s, 2620 * sizeof(real));
     UNIO_SHARED(real, w_z_s, 1980 * sizeof(real));
     UNIO_SHARED(real, state_next_s, 128 * sizeof(real));
     UNIO_SHARED(real, z_s, 1152 * sizeof(real));
@@ -72,77 +72,77 @@ UNIO_KERNEL(128) perception_mamba_forward(
     head_y_1 = head_y_1 + size_t(blockIdx.x) * 128;
     s_1 = s_1 + size_t(blockIdx.x) * 128;
     r_3 = r_3 + size_t(blockIdx.x) * 8;
-    for (int n = threadIdx.x; n < 128; n += 128) {
-        w_b_s[n / 16 * 34 + n % 16] = w_b[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 128; n += 128) {
+        unio_copy(w_b_s + n / 16 * 40 + n % 16, w_b + n);
     }
-    for (int n = threadIdx.x; n < 128; n += 128) {
-        w_c_s[n / 16 * 34 + n % 16] = w_c[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 128; n += 128) {
+        unio_copy(w_c_s + n / 16 * 40 + n % 16, w_c + n);
     }
-    for (int n = threadIdx.x; n < 32; n += 128) {
-        w_dt_s[n / 16 * 34 + n % 16] = w_dt[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 32; n += 128) {
+        unio_copy(w_dt_s + n / 16 * 40 + n % 16, w_dt + n);
     }
-    for (int n = threadIdx.x; n < 256; n += 128) {
-        w_out_s[n / 8 * 34 + n % 8] = w_out[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_out_s + n, w_out + n);
     }
-    for (int n = threadIdx.x; n < 256; n += 128) {
-        w_v_s[n / 16 * 34 + n % 16] = w_v[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_v_s + n / 16 * 40 + n % 16, w_v + n);
     }
-    for (int n = threadIdx.x; n < 256; n += 128) {
-        w_z_s[n / 16 * 34 + n % 16] = w_z[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_z_s + n / 16 * 40 + n % 16, w_z + n);
     }
-    __syncthreads();
     if (threadIdx.x < 2) {
         const int g = threadIdx.x;
         const real head_decay_1_ = unio_exp(head_a_log[g]);
         head_decay_1_s[g] = head_decay_1_;
         head_decay_1[g] = head_decay_1_;
     }
-    for (int e = threadIdx.x / 2; e < 128; e += 64) {
-        const int lane = threadIdx.x % 2;
-        const int step = e / 16;
+    unio_copied();
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
+        const int step_tile = e / 16;
         const int g = e / 8 % 2;
         const int p = e % 8;
-        real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
-            acc = unio_fma(w_z_s[g * 272 + p * 34 + i], x[step * 16 + i], acc);
+        const int lane = threadIdx.x % 2;
+        const int step = step_tile * 2 + lane;
+        real acc[2] = {};
+        real acc2[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int i = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc[n] = unio_fma(w_z_s[g * 320 + p * 40 + i], x[step2 * 16 + i], acc[n]);
+                acc2[n] = unio_fma(w_v_s[g * 320 + p * 40 + i], x[step2 * 16 + i], acc2[n]);
+            }
         }
-        acc = unio_lanes_sum<2>(acc);
-        const real z_ = acc;
-        if (lane == 0) {
-            z_s[step * 16 + g * 8 + p] = z_;
-            z[step * 16 + g * 8 + p] = z_;
-        }
-        real acc2 = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
-            acc2 = unio_fma(w_v_s[g * 272 + p * 34 + i], x[step * 16 + i], acc2);
-        }
-        acc2 = unio_lanes_sum<2>(acc2);
-        const real v_ = acc2;
-        if (lane == 0) {
-            v_s[step * 16 + g * 8 + p] = v_;
-            v[step * 16 + g * 8 + p] = v_;
-        }
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real own2 = unio_lanes_own<2>(UNIO_WARP, acc2);
+        const real z_ = own;
+        z_s[step * 16 + g * 8 + p] = z_;
+        z[step * 16 + g * 8 + p] = z_;
+        const real v_ = own2;
+        v_s[step * 16 + g * 8 + p] = v_;
+        v[step * 16 + g * 8 + p] = v_;
     }
     if (threadIdx.x < 128) {
         const int e = threadIdx.x / 2;
-        const int lane = threadIdx.x % 2;
         const int step = e / 8;
         const int n = e % 8;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
-            acc = unio_fma(w_b_s[n * 34 + i], x[step * 16 + i], acc);
+        real acc2 = real(0);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int i = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            acc = unio_fma(w_b_s[n * 40 + i], x[step * 16 + i], acc);
+            acc2 = unio_fma(w_c_s[n * 40 + i], x[step * 16 + i], acc2);
         }
-        acc = unio_lanes_sum<2>(acc);
+        acc = unio_lanes_sum<2>(UNIO_WARP, acc);
+        acc2 = unio_lanes_sum<2>(UNIO_WARP, acc2);
         const real bx_ = acc;
         if (lane == 0) {
             bx_s[step * 8 + n] = bx_;
             bx[step * 8 + n] = bx_;
         }
-        real acc2 = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
-            acc2 = unio_fma(w_c_s[n * 34 + i], x[step * 16 + i], acc2);
-        }
-        acc2 = unio_lanes_sum<2>(acc2);
         const real cx_ = acc2;
         if (lane == 0) {
             cx_s[step * 8 + n] = cx_;
@@ -152,14 +152,15 @@ UNIO_KERNEL(128) perception_mamba_forward(
     __syncthreads();
     if (threadIdx.x < 32) {
         const int e = threadIdx.x / 2;
-        const int lane = threadIdx.x % 2;
         const int step = e / 2;
         const int g = e % 2;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
-            acc = unio_fma(w_dt_s[g * 34 + i], x[step * 16 + i], acc);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int i = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            acc = unio_fma(w_dt_s[g * 40 + i], x[step * 16 + i], acc);
         }
-        acc = unio_lanes_sum<2>(acc);
+        acc = unio_lanes_sum<2>(UNIO_WARP, acc);
         const real dt_ = acc;
         if (lane == 0) {
             dt[step * 2 + g] = dt_;
@@ -193,8 +194,8 @@ UNIO_KERNEL(128) perception_mamba_forward(
         state_s[g * 64 + n * 8 + p] = state_;
         state[g * 64 + n * 8 + p] = state_;
     }
+    __syncthreads();
     for (int step = 0; step <= 7; ++step) {
-        __syncthreads();
         if (threadIdx.x < 128) {
             const int e = threadIdx.x;
             const int g = e / 64;
@@ -264,22 +265,25 @@ UNIO_KERNEL(128) perception_mamba_forward(
         q[step * 16 + g * 8 + p] = q_;
     }
     __syncthreads();
-    for (int e = threadIdx.x / 2; e < 128; e += 64) {
-        const int lane = threadIdx.x % 2;
-        const int step = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
+        const int step_tile = e / 16;
         const int i = e % 16;
-        real acc = real(0);
+        const int lane = threadIdx.x % 2;
+        const int step = step_tile * 2 + lane;
+        real acc[2] = {};
         UNIO_UNROLL(8) for (int q2 = lane; q2 < 16; q2 += 2) {
             const int g = q2 / 8;
             const int p = q2 % 8;
-            acc = unio_fma(w_out_s[i * 68 + g * 34 + p], q_s[step * 16 + g * 8 + p], acc);
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc[n] = unio_fma(w_out_s[i * 16 + g * 8 + p], q_s[step2 * 16 + g * 8 + p], acc[n]);
+            }
         }
-        acc = unio_lanes_sum<2>(acc);
-        const real y_1_ = acc;
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real y_1_ = own;
         const real y_ = x[step * 16 + i] + y_1_;
-        if (lane == 0) {
-            y[step * 16 + i] = y_;
-        }
+        y[step * 16 + i] = y_;
     }
 }
 
@@ -326,13 +330,13 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     UNIO_OUT(real, d_w_z),
     UNIO_OUT(real, d_head_a_log)
 ) {
-    UNIO_SHARED(real, gamma_s, 2620 * sizeof(real));
-    UNIO_SHARED(real, w_b_s, 2852 * sizeof(real));
-    UNIO_SHARED(real, w_c_s, 2724 * sizeof(real));
-    UNIO_SHARED(real, w_dt_s, 2692 * sizeof(real));
+    UNIO_SHARED(real, gamma_s, 2748 * sizeof(real));
+    UNIO_SHARED(real, w_b_s, 2972 * sizeof(real));
+    UNIO_SHARED(real, w_c_s, 2812 * sizeof(real));
+    UNIO_SHARED(real, w_dt_s, 2780 * sizeof(real));
     UNIO_SHARED(real, w_out_s, 2364 * sizeof(real));
-    UNIO_SHARED(real, w_v_s, 2980 * sizeof(real));
-    UNIO_SHARED(real, w_z_s, 3236 * sizeof(real));
+    UNIO_SHARED(real, w_v_s, 3132 * sizeof(real));
+    UNIO_SHARED(real, w_z_s, 3452 * sizeof(real));
     UNIO_SHARED(real, head_y_s, 0 * sizeof(real));
     UNIO_SHARED(real, d_y_total_s, 128 * sizeof(real));
     UNIO_SHARED(real, d_state_carried_s, 256 * sizeof(real));
@@ -379,28 +383,27 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     d_w_v = d_w_v + size_t(blockIdx.x) * 3103;
     d_w_z = d_w_z + size_t(blockIdx.x) * 3103;
     d_head_a_log = d_head_a_log + size_t(blockIdx.x) * 3103;
-    for (int n = threadIdx.x; n < 16; n += 128) {
-        gamma_s[n / 8 * 36 + n % 8] = gamma[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 16; n += 128) {
+        unio_copy(gamma_s + n / 8 * 16 + n % 8, gamma + n);
     }
-    for (int n = threadIdx.x; n < 128; n += 128) {
-        w_b_s[n] = w_b[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 128; n += 128) {
+        unio_copy(w_b_s + n / 16 * 20 + n % 16, w_b + n);
     }
-    for (int n = threadIdx.x; n < 128; n += 128) {
-        w_c_s[n] = w_c[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 128; n += 128) {
+        unio_copy(w_c_s + n / 16 * 20 + n % 16, w_c + n);
     }
-    for (int n = threadIdx.x; n < 32; n += 128) {
-        w_dt_s[n] = w_dt[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 32; n += 128) {
+        unio_copy(w_dt_s + n, w_dt + n);
     }
-    for (int n = threadIdx.x; n < 256; n += 128) {
-        w_out_s[n] = w_out[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_out_s + n / 8 * 12 + n % 8, w_out + n);
     }
-    for (int n = threadIdx.x; n < 256; n += 128) {
-        w_v_s[n] = w_v[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_v_s + n / 16 * 20 + n % 16, w_v + n);
     }
-    for (int n = threadIdx.x; n < 256; n += 128) {
-        w_z_s[n] = w_z[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_z_s + n / 16 * 20 + n % 16, w_z + n);
     }
-    __syncthreads();
     if (threadIdx.x < 128) {
         const int e = threadIdx.x;
         const int step = e / 16;
@@ -416,17 +419,25 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const real d_y_total_ = d_y[step * 16 + i];
         d_y_total_s[step * 16 + i] = d_y_total_;
     }
+    unio_copied();
     __syncthreads();
     if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
+        const int e = threadIdx.x / 2;
+        const int step_tile = e / 16;
         const int g = e / 8 % 2;
         const int p = e % 8;
-        real acc = real(0);
-        for (int i = 0; i < 16; ++i) {
-            acc = unio_fma(d_y_total_s[step * 16 + i], w_out_s[i * 16 + g * 8 + p], acc);
+        const int lane = threadIdx.x % 2;
+        const int step = step_tile * 2 + lane;
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int i = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc[n] = unio_fma(d_y_total_s[step2 * 16 + i], w_out_s[i * 24 + g * 12 + p], acc[n]);
+            }
         }
-        const real d_q_ = acc;
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_q_ = own;
         d_q_s[step * 16 + g * 8 + p] = d_q_;
     }
     __syncthreads();
@@ -437,9 +448,9 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         UNIO_UNROLL(8) for (int q2 = lane; q2 < 16; q2 += 4) {
             const int g = q2 / 8;
             const int p = q2 % 8;
-            acc = unio_fma(d_q_s[step * 16 + g * 8 + p], gamma_s[g * 36 + p] * s[step * 16 + g * 8 + p], acc);
+            acc = unio_fma(d_q_s[step * 16 + g * 8 + p], gamma_s[g * 16 + p] * s[step * 16 + g * 8 + p], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
+        acc = unio_lanes_sum<4>(UNIO_WARP, acc);
         const real d_r_ = acc;
         const real d_r_3_ = -(d_r_ * r[step] / r_3[step]);
         const real d_r_2_ = d_r_3_ * (real(0.5) / r_3[step]) * real(0.5);
@@ -461,7 +472,7 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const int step = e / 16;
         const int g = e / 8 % 2;
         const int p = e % 8;
-        const real d_s_ = unio_fma(d_r_1_s[step * 2 + g], s[step * 16 + g * 8 + p], unio_fma(d_q_s[step * 16 + g * 8 + p] * r[step], gamma_s[g * 36 + p], d_r_1_s[step * 2 + g] * s[step * 16 + g * 8 + p]));
+        const real d_s_ = unio_fma(d_r_1_s[step * 2 + g], s[step * 16 + g * 8 + p], unio_fma(d_q_s[step * 16 + g * 8 + p] * r[step], gamma_s[g * 16 + p], d_r_1_s[step * 2 + g] * s[step * 16 + g * 8 + p]));
         d_s_s[step * 16 + g * 8 + p] = d_s_;
         const real d_s_1_ = d_s_ * head_y_s[step * 16 + g * 8 + p] * z[step * 16 + g * 8 + p];
         d_s_1_s[step * 16 + g * 8 + p] = d_s_1_;
@@ -498,15 +509,31 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const real d_state_carried_ = real(0);
         d_state_carried_s[g * 64 + n * 8 + p] = d_state_carried_;
     }
+    real cx_a = real(0);
+    real head_decay_a = real(0);
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
+        const int g = e / 64;
+        const int n = e / 8 % 8;
+        const int p = e % 8;
+        cx_a = cx[7 * 8 + n];
+        head_decay_a = head_decay[7 * 2 + g];
+    }
     for (int step = 7; step >= 0; --step) {
         if (threadIdx.x < 128) {
             const int e = threadIdx.x;
             const int g = e / 64;
             const int n = e / 8 % 8;
             const int p = e % 8;
-            const real d_state_next_total_ = unio_fma(d_head_y_s[step * 16 + g * 8 + p], cx[step * 8 + n], d_state_carried_s[g * 64 + n * 8 + p]);
+            const real cx_ = cx_a;
+            const real head_decay_ = head_decay_a;
+            if (step > 0) {
+                cx_a = cx[(step - 1) * 8 + n];
+                head_decay_a = head_decay[(step - 1) * 2 + g];
+            }
+            const real d_state_next_total_ = unio_fma(d_head_y_s[step * 16 + g * 8 + p], cx_, d_state_carried_s[g * 64 + n * 8 + p]);
             d_state_next_total_s[step * 128 + g * 64 + n * 8 + p] = d_state_next_total_;
-            const real d_state_ = d_state_next_total_ * head_decay[step * 2 + g];
+            const real d_state_ = d_state_next_total_ * head_decay_;
             const real d_state_carried_ = d_state_;
             d_state_carried_s[g * 64 + n * 8 + p] = d_state_carried_;
         }
@@ -514,27 +541,23 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     __syncthreads();
     if (threadIdx.x < 64) {
         const int e = threadIdx.x / 4;
-        const int lane = threadIdx.x % 4;
         const int step = e / 2;
         const int g = e % 2;
+        const int lane = threadIdx.x % 4;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int q2 = lane; q2 < 64; q2 += 4) {
-            const int n = q2 / 8;
-            const int p = q2 % 8;
-            acc = unio_fma(d_state_next_total_s[step * 128 + g * 64 + n * 8 + p], state[step * 128 + g * 64 + n * 8 + p], acc);
-        }
-        acc = unio_lanes_sum<4>(acc);
-        const real d_head_decay_ = acc;
-        if (lane == 0) {
-            d_head_decay_s[step * 2 + g] = d_head_decay_;
-        }
         real acc2 = real(0);
         UNIO_UNROLL(8) for (int q2 = lane; q2 < 64; q2 += 4) {
             const int n = q2 / 8;
             const int p = q2 % 8;
+            acc = unio_fma(d_state_next_total_s[step * 128 + g * 64 + n * 8 + p], state[step * 128 + g * 64 + n * 8 + p], acc);
             acc2 = unio_fma(d_state_next_total_s[step * 128 + g * 64 + n * 8 + p] * v[step * 16 + g * 8 + p], bx[step * 8 + n], acc2);
         }
-        acc2 = unio_lanes_sum<4>(acc2);
+        acc = unio_lanes_sum<4>(UNIO_WARP, acc);
+        acc2 = unio_lanes_sum<4>(UNIO_WARP, acc2);
+        const real d_head_decay_ = acc;
+        if (lane == 0) {
+            d_head_decay_s[step * 2 + g] = d_head_decay_;
+        }
         const real d_head_delta_ = acc2 + -(d_head_decay_ * head_decay[step * 2 + g] * head_decay_1[g]);
         const real d_head_delta_part1_ = d_head_delta_ * unio_sigmoid(dt[step * 2 + g] + head_dt_bias[g]);
         if (lane == 0) {
@@ -568,44 +591,58 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        const int e = threadIdx.x;
-        const int step = e / 16;
+        const int e = threadIdx.x / 2;
+        const int step_tile = e / 16;
         const int i = e % 16;
-        real acc = real(0);
-        for (int g = 0; g < 2; ++g) {
-            acc = unio_fma(d_head_delta_part1_s[step * 2 + g], w_dt_s[g * 16 + i], acc);
-        }
-        real acc2 = real(0);
-        for (int n = 0; n < 8; ++n) {
-            acc2 = unio_fma(d_cx_s[step * 8 + n], w_c_s[n * 16 + i], acc2);
-        }
-        real acc3 = real(0);
-        for (int n = 0; n < 8; ++n) {
-            acc3 = unio_fma(d_bx_s[step * 8 + n], w_b_s[n * 16 + i], acc3);
-        }
-        real acc4 = real(0);
-        for (int g = 0; g < 2; ++g) {
-            for (int p = 0; p < 8; ++p) {
-                acc4 = unio_fma(d_v_s[step * 16 + g * 8 + p], w_v_s[g * 128 + p * 16 + i], acc4);
+        const int lane = threadIdx.x % 2;
+        const int step = step_tile * 2 + lane;
+        real acc[2] = {};
+        real acc2[2] = {};
+        real acc3[2] = {};
+        real acc4[2] = {};
+        real acc5[2] = {};
+        UNIO_UNROLL(8) for (int g = lane; g < 2; g += 2) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc[n] = unio_fma(d_head_delta_part1_s[step2 * 2 + g], w_dt_s[g * 16 + i], acc[n]);
             }
         }
-        real acc5 = real(0);
-        for (int g = 0; g < 2; ++g) {
-            for (int p = 0; p < 8; ++p) {
-                acc5 = unio_fma(d_z_s[step * 16 + g * 8 + p], w_z_s[g * 128 + p * 16 + i], acc5);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int n2 = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc2[n] = unio_fma(d_cx_s[step2 * 8 + n2], w_c_s[n2 * 20 + i], acc2[n]);
+                acc3[n] = unio_fma(d_bx_s[step2 * 8 + n2], w_b_s[n2 * 20 + i], acc3[n]);
             }
         }
-        const real d_x_ = d_y_total_s[step * 16 + i] + acc + acc2 + acc3 + acc4 + acc5;
+        UNIO_UNROLL(8) for (int q2 = lane; q2 < 16; q2 += 2) {
+            const int g = q2 / 8;
+            const int p = q2 % 8;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int step2 = step_tile * 2 + n;
+                acc4[n] = unio_fma(d_v_s[step2 * 16 + g * 8 + p], w_v_s[g * 160 + p * 20 + i], acc4[n]);
+                acc5[n] = unio_fma(d_z_s[step2 * 16 + g * 8 + p], w_z_s[g * 160 + p * 20 + i], acc5[n]);
+            }
+        }
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            acc[n] = acc[n] + acc2[n];
+            acc[n] = acc[n] + acc3[n];
+            acc[n] = acc[n] + acc4[n];
+            acc[n] = acc[n] + acc5[n];
+        }
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_x_ = own + d_y_total_s[step * 16 + i];
         d_x[step * 16 + i] = d_x_;
     }
     if (threadIdx.x < 4) {
         const int g = threadIdx.x / 2;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int step = lane; step < 8; step += 2) {
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int step = (turn / 4 * 2 + lane) * 4 + turn % 4;
             acc = unio_fma(d_head_decay_s[step * 2 + g] * head_decay[step * 2 + g], -head_delta[step * 2 + g], acc);
         }
-        acc = unio_lanes_sum<2>(acc);
+        acc = unio_lanes_sum<2>(unio_sharers<2>(), acc);
         const real d_head_decay_1_ = acc;
         if (lane == 0) {
             d_head_decay_1_s[g] = d_head_decay_1_;
@@ -627,15 +664,13 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const int n = e / 16;
         const int i = e % 16;
         real acc = real(0);
+        real acc2 = real(0);
         for (int step = 0; step < 8; ++step) {
             acc = unio_fma(d_bx_s[step * 8 + n], x[step * 16 + i], acc);
+            acc2 = unio_fma(d_cx_s[step * 8 + n], x[step * 16 + i], acc2);
         }
         const real d_w_b_ = acc;
         d_w_b[n * 16 + i] = d_w_b_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_cx_s[step * 8 + n], x[step * 16 + i], acc2);
-        }
         const real d_w_c_ = acc2;
         d_w_c[n * 16 + i] = d_w_c_;
     }
@@ -650,58 +685,70 @@ UNIO_KERNEL(128) perception_mamba_adjoint(
         const real d_w_dt_ = acc;
         d_w_dt[g * 16 + i] = d_w_dt_;
     }
-    for (int e = threadIdx.x; e < 256; e += 128) {
-        const int i = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
+        const int i_tile = e / 16;
         const int g = e / 8 % 2;
         const int p = e % 8;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_y_total_s[step * 16 + i], q[step * 16 + g * 8 + p], acc);
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int step = 0; step < 8; ++step) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int i2 = i_tile * 2 + n;
+                acc[n] = unio_fma(d_y_total_s[step * 16 + i2], q[step * 16 + g * 8 + p], acc[n]);
+            }
         }
-        const real d_w_out_ = acc;
-        d_w_out[i * 16 + g * 8 + p] = d_w_out_;
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            const int i = i_tile * 2 + n;
+            const real d_w_out_ = acc[n];
+            d_w_out[i * 16 + g * 8 + p] = d_w_out_;
+        }
     }
-    for (int e = threadIdx.x; e < 256; e += 128) {
-        const int g = e / 128;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
+        const int g_tile = e / 128;
         const int p = e / 16 % 8;
         const int i = e % 16;
-        real acc = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc = unio_fma(d_v_s[step * 16 + g * 8 + p], x[step * 16 + i], acc);
+        real acc[2] = {};
+        real acc2[2] = {};
+        UNIO_UNROLL(8) for (int step = 0; step < 8; ++step) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int g2 = g_tile * 2 + n;
+                acc[n] = unio_fma(d_v_s[step * 16 + g2 * 8 + p], x[step * 16 + i], acc[n]);
+                acc2[n] = unio_fma(d_z_s[step * 16 + g2 * 8 + p], x[step * 16 + i], acc2[n]);
+            }
         }
-        const real d_w_v_ = acc;
-        d_w_v[g * 128 + p * 16 + i] = d_w_v_;
-        real acc2 = real(0);
-        for (int step = 0; step < 8; ++step) {
-            acc2 = unio_fma(d_z_s[step * 16 + g * 8 + p], x[step * 16 + i], acc2);
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            const int g = g_tile * 2 + n;
+            const real d_w_v_ = acc[n];
+            d_w_v[g * 128 + p * 16 + i] = d_w_v_;
+            const real d_w_z_ = acc2[n];
+            d_w_z[g * 128 + p * 16 + i] = d_w_z_;
         }
-        const real d_w_z_ = acc2;
-        d_w_z[g * 128 + p * 16 + i] = d_w_z_;
     }
     __syncthreads();
-    if (threadIdx.x < 4) {
-        const int g = threadIdx.x / 2;
-        const int lane = threadIdx.x % 2;
-        const real d_head_a_log_ = d_head_decay_1_s[g] * head_decay_1[g];
-        if (lane == 0) {
-            d_head_a_log[g] = d_head_a_log_;
-        }
+    if (threadIdx.x < 32) {
+        const int g = threadIdx.x / 16;
+        const int lane = threadIdx.x % 16;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int q2 = lane; q2 < 64; q2 += 2) {
+        real acc2 = real(0);
+        UNIO_UNROLL(8) for (int q2 = lane; q2 < 64; q2 += 16) {
             const int step = q2 / 8;
             const int p = q2 % 8;
             acc = unio_fma(d_head_y_s[step * 16 + g * 8 + p], v[step * 16 + g * 8 + p], acc);
         }
-        acc = unio_lanes_sum<2>(acc);
+        UNIO_UNROLL(8) for (int step = lane; step < 8; step += 16) {
+            acc2 = acc2 + d_head_delta_part1_s[step * 2 + g];
+        }
+        acc = unio_lanes_sum<16>(UNIO_WARP, acc);
+        acc2 = unio_lanes_sum<16>(UNIO_WARP, acc2);
+        const real d_head_a_log_ = d_head_decay_1_s[g] * head_decay_1[g];
+        if (lane == 0) {
+            d_head_a_log[g] = d_head_a_log_;
+        }
         const real d_head_d_skip_ = acc;
         if (lane == 0) {
             d_head_d_skip[g] = d_head_d_skip_;
         }
-        real acc2 = real(0);
-        UNIO_UNROLL(8) for (int step = lane; step < 8; step += 2) {
-            acc2 = acc2 + d_head_delta_part1_s[step * 2 + g];
-        }
-        acc2 = unio_lanes_sum<2>(acc2);
         const real d_head_dt_bias_ = acc2;
         if (lane == 0) {
             d_head_dt_bias[g] = d_head_dt_bias_;

@@ -3,7 +3,7 @@
 
 // Additive attention over the steps of a sequence: a weighted mean of its states.
 // From `pool` in unio:common/attention.toml.
-UNIO_KERNEL(64) perception_pool_forward(
+UNIO_KERNEL(128) perception_pool_forward(
     UNIO_IN(real, h),
     UNIO_IN(real, b),
     UNIO_IN(real, v),
@@ -27,35 +27,41 @@ UNIO_KERNEL(64) perception_pool_forward(
     alpha = alpha + size_t(blockIdx.x) * 8;
     alpha_2 = alpha_2 + size_t(blockIdx.x) * 8;
     alpha_3 = alpha_3 + size_t(blockIdx.x) * 1;
-    for (int n = threadIdx.x; n < 256; n += 64) {
-        w_s[n / 16 * 34 + n % 16] = w[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_s + n / 16 * 40 + n % 16, w + n);
     }
+    unio_copied();
     __syncthreads();
-    for (int e = threadIdx.x / 2; e < 128; e += 32) {
-        const int lane = threadIdx.x % 2;
-        const int k = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
+        const int k_tile = e / 16;
         const int a = e % 16;
-        real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
-            acc = unio_fma(w_s[a * 34 + i], h[k * 16 + i], acc);
+        const int lane = threadIdx.x % 2;
+        const int k = k_tile * 2 + lane;
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int i = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int k2 = k_tile * 2 + n;
+                acc[n] = unio_fma(w_s[a * 40 + i], h[k2 * 16 + i], acc[n]);
+            }
         }
-        acc = unio_lanes_sum<2>(acc);
-        const real t_1_ = acc;
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real t_1_ = own;
         const real t_ = unio_tanh(t_1_ + b[a]);
-        if (lane == 0) {
-            t_s[k * 16 + a] = t_;
-            t[k * 16 + a] = t_;
-        }
+        t_s[k * 16 + a] = t_;
+        t[k * 16 + a] = t_;
     }
     __syncthreads();
     if (threadIdx.x < 32) {
         const int k = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int a = lane; a < 16; a += 4) {
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int a = (turn / 4 * 4 + lane) * 4 + turn % 4;
             acc = unio_fma(v[a], t_s[k * 16 + a], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
+        acc = unio_lanes_sum<4>(UNIO_WARP, acc);
         const real e_ = acc;
         if (lane == 0) {
             e_s[k] = e_;
@@ -65,10 +71,11 @@ UNIO_KERNEL(64) perception_pool_forward(
     if (threadIdx.x < 2) {
         const int lane = threadIdx.x % 2;
         real acc = -real(unio_inf());
-        UNIO_UNROLL(8) for (int k = lane; k < 8; k += 2) {
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int k = (turn / 4 * 2 + lane) * 4 + turn % 4;
             acc = unio_max(acc, e_s[k]);
         }
-        acc = unio_lanes_max<2>(acc);
+        acc = unio_lanes_max<2>(unio_sharers<2>(), acc);
         const real alpha_1_ = acc;
         if (lane == 0) {
             alpha_1_s[0] = alpha_1_;
@@ -85,10 +92,11 @@ UNIO_KERNEL(64) perception_pool_forward(
     if (threadIdx.x < 2) {
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int k = lane; k < 8; k += 2) {
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int k = (turn / 4 * 2 + lane) * 4 + turn % 4;
             acc = acc + alpha_2_s[k];
         }
-        acc = unio_lanes_sum<2>(acc);
+        acc = unio_lanes_sum<2>(unio_sharers<2>(), acc);
         const real alpha_3_ = acc;
         if (lane == 0) {
             alpha_3_s[0] = alpha_3_;
@@ -116,7 +124,7 @@ UNIO_KERNEL(64) perception_pool_forward(
 
 // Additive attention over the steps of a sequence: a weighted mean of its states.
 // From `pool` in unio:common/attention.toml.
-UNIO_KERNEL(64) perception_pool_adjoint(
+UNIO_KERNEL(128) perception_pool_adjoint(
     UNIO_IN(real, h),
     UNIO_IN(real, v),
     UNIO_IN(real, w),
@@ -146,10 +154,9 @@ UNIO_KERNEL(64) perception_pool_adjoint(
     d_v = d_v + size_t(blockIdx.x) * 3103;
     d_b = d_b + size_t(blockIdx.x) * 3103;
     d_w = d_w + size_t(blockIdx.x) * 3103;
-    for (int n = threadIdx.x; n < 256; n += 64) {
-        w_s[n] = w[n];
+    UNIO_UNROLL(16) for (int n = threadIdx.x; n < 256; n += 128) {
+        unio_copy(w_s + n / 16 * 20 + n % 16, w + n);
     }
-    __syncthreads();
     if (threadIdx.x < 16) {
         const int i = threadIdx.x;
         const real d_z_total_ = d_z[i];
@@ -160,10 +167,11 @@ UNIO_KERNEL(64) perception_pool_adjoint(
         const int k = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int i = (turn / 4 * 4 + lane) * 4 + turn % 4;
             acc = unio_fma(d_z_total_s[i], h[k * 16 + i], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
+        acc = unio_lanes_sum<4>(UNIO_WARP, acc);
         const real d_alpha_ = acc;
         if (lane == 0) {
             d_alpha_s[k] = d_alpha_;
@@ -173,10 +181,11 @@ UNIO_KERNEL(64) perception_pool_adjoint(
     if (threadIdx.x < 2) {
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int k = lane; k < 8; k += 2) {
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int k = (turn / 4 * 2 + lane) * 4 + turn % 4;
             acc = acc + -(d_alpha_s[k] * alpha[k] / alpha_3[0]);
         }
-        acc = unio_lanes_sum<2>(acc);
+        acc = unio_lanes_sum<2>(unio_sharers<2>(), acc);
         const real d_alpha_3_ = acc;
         if (lane == 0) {
             d_alpha_3_s[0] = d_alpha_3_;
@@ -190,47 +199,62 @@ UNIO_KERNEL(64) perception_pool_adjoint(
         d_alpha_2_part1_s[k] = d_alpha_2_part1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
         const int k = e / 16;
         const int a = e % 16;
         const real d_t_ = d_alpha_2_part1_s[k] * v[a];
         const real d_t_part1_ = d_t_ * unio_fma(-t[k * 16 + a], t[k * 16 + a], real(1));
         d_t_part1_s[k * 16 + a] = d_t_part1_;
     }
+    unio_copied();
     __syncthreads();
-    for (int e = threadIdx.x; e < 128; e += 64) {
-        const int k = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x / 2;
+        const int k_tile = e / 16;
         const int i = e % 16;
-        real acc = real(0);
-        for (int a = 0; a < 16; ++a) {
-            acc = unio_fma(d_t_part1_s[k * 16 + a], w_s[a * 16 + i], acc);
+        const int lane = threadIdx.x % 2;
+        const int k = k_tile * 2 + lane;
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int a = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int k2 = k_tile * 2 + n;
+                acc[n] = unio_fma(d_t_part1_s[k2 * 16 + a], w_s[a * 20 + i], acc[n]);
+            }
         }
-        const real d_h_ = unio_fma(d_z_total_s[i], alpha[k], acc);
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_h_ = unio_fma(d_z_total_s[i], alpha[k], own);
         d_h[k * 16 + i] = d_h_;
     }
     if (threadIdx.x < 16) {
         const int a = threadIdx.x;
         real acc = real(0);
+        real acc2 = real(0);
         for (int k = 0; k < 8; ++k) {
             acc = acc + d_t_part1_s[k * 16 + a];
+            acc2 = unio_fma(d_alpha_2_part1_s[k], t[k * 16 + a], acc2);
         }
         const real d_b_ = acc;
         d_b[a] = d_b_;
-        real acc2 = real(0);
-        for (int k = 0; k < 8; ++k) {
-            acc2 = unio_fma(d_alpha_2_part1_s[k], t[k * 16 + a], acc2);
-        }
         const real d_v_ = acc2;
         d_v[a] = d_v_;
     }
-    for (int e = threadIdx.x; e < 256; e += 64) {
-        const int a = e / 16;
+    if (threadIdx.x < 128) {
+        const int e = threadIdx.x;
+        const int a_tile = e / 16;
         const int i = e % 16;
-        real acc = real(0);
-        for (int k = 0; k < 8; ++k) {
-            acc = unio_fma(d_t_part1_s[k * 16 + a], h[k * 16 + i], acc);
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int k = 0; k < 8; ++k) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int a2 = a_tile * 2 + n;
+                acc[n] = unio_fma(d_t_part1_s[k * 16 + a2], h[k * 16 + i], acc[n]);
+            }
         }
-        const real d_w_ = acc;
-        d_w[a * 16 + i] = d_w_;
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            const int a = a_tile * 2 + n;
+            const real d_w_ = acc[n];
+            d_w[a * 16 + i] = d_w_;
+        }
     }
 }

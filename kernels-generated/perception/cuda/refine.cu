@@ -26,136 +26,148 @@ UNIO_KERNEL(32) perception_refine_forward(
     UNIO_OUT(real, norm_r_2)
 ) {
     UNIO_SHARED(real, eta_2_s, 0 * sizeof(real));
-    UNIO_SHARED(real, eta_1_s, 16 * sizeof(real));
-    UNIO_SHARED(real, s_s, 32 * sizeof(real));
-    UNIO_SHARED(real, norm_m_s, 48 * sizeof(real));
-    UNIO_SHARED(real, norm_d_s, 52 * sizeof(real));
-    UNIO_SHARED(real, norm_r_s, 68 * sizeof(real));
-    a = a + size_t(blockIdx.x) * 16;
-    y = y + size_t(blockIdx.x) * 16;
-    gated_gate = gated_gate + size_t(blockIdx.x) * 16;
-    norm_r = norm_r + size_t(blockIdx.x) * 1;
-    eta_2_1 = eta_2_1 + size_t(blockIdx.x) * 16;
-    eta_2_2 = eta_2_2 + size_t(blockIdx.x) * 16;
-    eta_1_1 = eta_1_1 + size_t(blockIdx.x) * 16;
-    gated_y_1 = gated_y_1 + size_t(blockIdx.x) * 16;
-    norm_m_1 = norm_m_1 + size_t(blockIdx.x) * 1;
-    norm_r_2 = norm_r_2 + size_t(blockIdx.x) * 1;
-    if (threadIdx.x < 32) {
-        const int h = threadIdx.x / 2;
+    UNIO_SHARED(real, eta_1_s, 32 * sizeof(real));
+    UNIO_SHARED(real, s_s, 64 * sizeof(real));
+    UNIO_SHARED(real, norm_m_s, 96 * sizeof(real));
+    UNIO_SHARED(real, norm_d_s, 100 * sizeof(real));
+    UNIO_SHARED(real, norm_r_s, 132 * sizeof(real));
+    a = a + size_t(blockIdx.x) * 32;
+    y = y + size_t(blockIdx.x) * 32;
+    gated_gate = gated_gate + size_t(blockIdx.x) * 32;
+    norm_r = norm_r + size_t(blockIdx.x) * 2;
+    eta_2_1 = eta_2_1 + size_t(blockIdx.x) * 32;
+    eta_2_2 = eta_2_2 + size_t(blockIdx.x) * 32;
+    eta_1_1 = eta_1_1 + size_t(blockIdx.x) * 32;
+    gated_y_1 = gated_y_1 + size_t(blockIdx.x) * 32;
+    norm_m_1 = norm_m_1 + size_t(blockIdx.x) * 2;
+    norm_r_2 = norm_r_2 + size_t(blockIdx.x) * 2;
+    for (int e = threadIdx.x / 2; e < 32; e += 16) {
+        const int row = e / 16;
+        const int h = e % 16;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 2) {
-            acc = unio_fma(w_2[h * 16 + i], a[i], acc);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int i = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            acc = unio_fma(w_2[h * 16 + i], a[row * 16 + i], acc);
         }
-        acc = unio_lanes_sum<2>(acc);
+        acc = unio_lanes_sum<2>(UNIO_WARP, acc);
         const real eta_2_1_ = acc;
         if (lane == 0) {
-            eta_2_1[h] = eta_2_1_;
+            eta_2_1[row * 16 + h] = eta_2_1_;
         }
         const real eta_2_2_ = unio_exp(eta_2_1_ + b_2[h] > real(0) ? real(0) : eta_2_1_ + b_2[h]);
         if (lane == 0) {
-            eta_2_2[h] = eta_2_2_;
+            eta_2_2[row * 16 + h] = eta_2_2_;
         }
         const real eta_2_ = eta_2_1_ + b_2[h] > real(0) ? eta_2_1_ + b_2[h] : eta_2_2_ - real(1);
         if (lane == 0) {
-            eta_2_s[h] = eta_2_;
+            eta_2_s[row * 16 + h] = eta_2_;
         }
     }
     __syncthreads();
-    if (threadIdx.x < 32) {
-        const int h = threadIdx.x / 2;
+    for (int e = threadIdx.x / 2; e < 32; e += 16) {
+        const int row = e / 16;
+        const int h = e % 16;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int k = lane; k < 16; k += 2) {
-            acc = unio_fma(w_1[h * 16 + k], eta_2_s[k], acc);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int k = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            acc = unio_fma(w_1[h * 16 + k], eta_2_s[row * 16 + k], acc);
         }
-        acc = unio_lanes_sum<2>(acc);
+        acc = unio_lanes_sum<2>(UNIO_WARP, acc);
         const real eta_1_1_ = acc;
         if (lane == 0) {
-            eta_1_1[h] = eta_1_1_;
+            eta_1_1[row * 16 + h] = eta_1_1_;
         }
         const real eta_1_ = eta_1_1_ + b_1[h];
         if (lane == 0) {
-            eta_1_s[h] = eta_1_;
+            eta_1_s[row * 16 + h] = eta_1_;
+        }
+    }
+    __syncthreads();
+    for (int e = threadIdx.x / 2; e < 32; e += 16) {
+        const int row = e / 16;
+        const int o = e % 16;
+        const int lane = threadIdx.x % 2;
+        real acc = real(0);
+        real acc2 = real(0);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int h = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            acc = unio_fma(gated_w_gate[o * 16 + h], eta_1_s[row * 16 + h], acc);
+            acc2 = unio_fma(gated_w[o * 16 + h], eta_1_s[row * 16 + h], acc2);
+        }
+        acc = unio_lanes_sum<2>(UNIO_WARP, acc);
+        acc2 = unio_lanes_sum<2>(UNIO_WARP, acc2);
+        const real gated_gate_1_ = acc;
+        const real gated_gate_ = unio_sigmoid(gated_gate_1_ + gated_b_gate[o]);
+        if (lane == 0) {
+            gated_gate[row * 16 + o] = gated_gate_;
+        }
+        const real gated_y_1_ = acc2;
+        if (lane == 0) {
+            gated_y_1[row * 16 + o] = gated_y_1_;
+        }
+        const real gated_y_ = gated_gate_ * (gated_y_1_ + gated_b[o]);
+        const real s_ = a[row * 16 + o] + gated_y_;
+        if (lane == 0) {
+            s_s[row * 16 + o] = s_;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < 8) {
+        const int row = threadIdx.x / 4;
+        const int lane = threadIdx.x % 4;
+        real acc = real(0);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int i = (turn / 4 * 4 + lane) * 4 + turn % 4;
+            acc = acc + s_s[row * 16 + i];
+        }
+        acc = unio_lanes_sum<4>(unio_sharers<4>(), acc);
+        const real norm_m_1_ = acc;
+        if (lane == 0) {
+            norm_m_1[row] = norm_m_1_;
+        }
+        const real norm_m_ = norm_m_1_ * real(0.0625);
+        if (lane == 0) {
+            norm_m_s[row] = norm_m_;
         }
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        const int o = threadIdx.x / 2;
-        const int lane = threadIdx.x % 2;
-        real acc = real(0);
-        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 2) {
-            acc = unio_fma(gated_w_gate[o * 16 + h], eta_1_s[h], acc);
-        }
-        acc = unio_lanes_sum<2>(acc);
-        const real gated_gate_1_ = acc;
-        const real gated_gate_ = unio_sigmoid(gated_gate_1_ + gated_b_gate[o]);
-        if (lane == 0) {
-            gated_gate[o] = gated_gate_;
-        }
-        real acc2 = real(0);
-        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 2) {
-            acc2 = unio_fma(gated_w[o * 16 + h], eta_1_s[h], acc2);
-        }
-        acc2 = unio_lanes_sum<2>(acc2);
-        const real gated_y_1_ = acc2;
-        if (lane == 0) {
-            gated_y_1[o] = gated_y_1_;
-        }
-        const real gated_y_ = gated_gate_ * (gated_y_1_ + gated_b[o]);
-        const real s_ = a[o] + gated_y_;
-        if (lane == 0) {
-            s_s[o] = s_;
-        }
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int i = e % 16;
+        const real norm_d_ = s_s[row * 16 + i] - norm_m_s[row];
+        norm_d_s[row * 16 + i] = norm_d_;
     }
     __syncthreads();
-    if (threadIdx.x < 4) {
+    if (threadIdx.x < 8) {
+        const int row = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
-            acc = acc + s_s[i];
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int i = (turn / 4 * 4 + lane) * 4 + turn % 4;
+            acc = unio_fma(norm_d_s[row * 16 + i], norm_d_s[row * 16 + i], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
-        const real norm_m_1_ = acc;
-        if (lane == 0) {
-            norm_m_1[0] = norm_m_1_;
-        }
-        const real norm_m_ = norm_m_1_ * real(0.0625);
-        if (lane == 0) {
-            norm_m_s[0] = norm_m_;
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x < 16) {
-        const int i = threadIdx.x;
-        const real norm_d_ = s_s[i] - norm_m_s[0];
-        norm_d_s[i] = norm_d_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 4) {
-        const int lane = threadIdx.x % 4;
-        real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
-            acc = unio_fma(norm_d_s[i], norm_d_s[i], acc);
-        }
-        acc = unio_lanes_sum<4>(acc);
+        acc = unio_lanes_sum<4>(unio_sharers<4>(), acc);
         const real norm_r_1_ = acc;
         const real norm_r_2_ = unio_sqrt(unio_fma(norm_r_1_, real(0.0625), real(1e-5)));
         if (lane == 0) {
-            norm_r_2[0] = norm_r_2_;
+            norm_r_2[row] = norm_r_2_;
         }
         const real norm_r_ = real(1) / norm_r_2_;
         if (lane == 0) {
-            norm_r_s[0] = norm_r_;
-            norm_r[0] = norm_r_;
+            norm_r_s[row] = norm_r_;
+            norm_r[row] = norm_r_;
         }
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int i = threadIdx.x;
-        const real y_ = unio_fma(norm_gamma[i], norm_d_s[i] * norm_r_s[0], norm_beta[i]);
-        y[i] = y_;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int i = e % 16;
+        const real y_ = unio_fma(norm_gamma[i], norm_d_s[row * 16 + i] * norm_r_s[row], norm_beta[i]);
+        y[row * 16 + i] = y_;
     }
 }
 
@@ -193,151 +205,168 @@ UNIO_KERNEL(32) perception_refine_adjoint(
     UNIO_OUT(real, d_eta_2_2_part1)
 ) {
     UNIO_SHARED(real, s_s, 0 * sizeof(real));
-    UNIO_SHARED(real, norm_m_s, 16 * sizeof(real));
-    UNIO_SHARED(real, norm_d_s, 20 * sizeof(real));
-    UNIO_SHARED(real, d_y_total_s, 36 * sizeof(real));
-    UNIO_SHARED(real, d_norm_d_s, 52 * sizeof(real));
-    UNIO_SHARED(real, d_norm_r_1_s, 68 * sizeof(real));
-    UNIO_SHARED(real, d_s_s, 72 * sizeof(real));
-    UNIO_SHARED(real, d_norm_m_1_s, 88 * sizeof(real));
-    UNIO_SHARED(real, d_gated_y_part1_s, 92 * sizeof(real));
-    UNIO_SHARED(real, d_eta_1_s, 108 * sizeof(real));
-    UNIO_SHARED(real, d_gated_gate_part1_s, 124 * sizeof(real));
-    UNIO_SHARED(real, d_eta_2_1_s, 140 * sizeof(real));
-    a = a + size_t(blockIdx.x) * 16;
-    eta_2 = eta_2 + size_t(blockIdx.x) * 16;
-    eta_1 = eta_1 + size_t(blockIdx.x) * 16;
-    gated_gate = gated_gate + size_t(blockIdx.x) * 16;
-    norm_d = norm_d + size_t(blockIdx.x) * 16;
-    norm_r = norm_r + size_t(blockIdx.x) * 1;
-    eta_2_1 = eta_2_1 + size_t(blockIdx.x) * 16;
-    eta_2_2 = eta_2_2 + size_t(blockIdx.x) * 16;
-    eta_1_1 = eta_1_1 + size_t(blockIdx.x) * 16;
-    gated_y_1 = gated_y_1 + size_t(blockIdx.x) * 16;
-    norm_m_1 = norm_m_1 + size_t(blockIdx.x) * 1;
-    norm_r_2 = norm_r_2 + size_t(blockIdx.x) * 1;
-    d_y = d_y + size_t(blockIdx.x) * 16;
-    d_y_total = d_y_total + size_t(blockIdx.x) * 16;
-    d_a = d_a + size_t(blockIdx.x) * 16;
-    d_gated_y_part1 = d_gated_y_part1 + size_t(blockIdx.x) * 16;
-    d_eta_1 = d_eta_1 + size_t(blockIdx.x) * 16;
-    d_gated_gate_part1 = d_gated_gate_part1 + size_t(blockIdx.x) * 16;
-    d_eta_2_part1 = d_eta_2_part1 + size_t(blockIdx.x) * 16;
-    d_eta_2_1 = d_eta_2_1 + size_t(blockIdx.x) * 16;
-    d_eta_2_2_part1 = d_eta_2_2_part1 + size_t(blockIdx.x) * 16;
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
-        const real eta_2_ = eta_2_1[h] + b_2[h] > real(0) ? eta_2_1[h] + b_2[h] : eta_2_2[h] - real(1);
-        eta_2[h] = eta_2_;
-        const real eta_1_ = eta_1_1[h] + b_1[h];
-        eta_1[h] = eta_1_;
-        const real gated_y_ = gated_gate[h] * (gated_y_1[h] + gated_b[h]);
-        const real s_ = a[h] + gated_y_;
-        s_s[h] = s_;
+    UNIO_SHARED(real, norm_m_s, 32 * sizeof(real));
+    UNIO_SHARED(real, norm_d_s, 36 * sizeof(real));
+    UNIO_SHARED(real, d_y_total_s, 68 * sizeof(real));
+    UNIO_SHARED(real, d_norm_d_s, 100 * sizeof(real));
+    UNIO_SHARED(real, d_norm_r_1_s, 132 * sizeof(real));
+    UNIO_SHARED(real, d_s_s, 136 * sizeof(real));
+    UNIO_SHARED(real, d_norm_m_1_s, 168 * sizeof(real));
+    UNIO_SHARED(real, d_gated_y_part1_s, 172 * sizeof(real));
+    UNIO_SHARED(real, d_eta_1_s, 204 * sizeof(real));
+    UNIO_SHARED(real, d_gated_gate_part1_s, 236 * sizeof(real));
+    UNIO_SHARED(real, d_eta_2_1_s, 268 * sizeof(real));
+    a = a + size_t(blockIdx.x) * 32;
+    eta_2 = eta_2 + size_t(blockIdx.x) * 32;
+    eta_1 = eta_1 + size_t(blockIdx.x) * 32;
+    gated_gate = gated_gate + size_t(blockIdx.x) * 32;
+    norm_d = norm_d + size_t(blockIdx.x) * 32;
+    norm_r = norm_r + size_t(blockIdx.x) * 2;
+    eta_2_1 = eta_2_1 + size_t(blockIdx.x) * 32;
+    eta_2_2 = eta_2_2 + size_t(blockIdx.x) * 32;
+    eta_1_1 = eta_1_1 + size_t(blockIdx.x) * 32;
+    gated_y_1 = gated_y_1 + size_t(blockIdx.x) * 32;
+    norm_m_1 = norm_m_1 + size_t(blockIdx.x) * 2;
+    norm_r_2 = norm_r_2 + size_t(blockIdx.x) * 2;
+    d_y = d_y + size_t(blockIdx.x) * 32;
+    d_y_total = d_y_total + size_t(blockIdx.x) * 32;
+    d_a = d_a + size_t(blockIdx.x) * 32;
+    d_gated_y_part1 = d_gated_y_part1 + size_t(blockIdx.x) * 32;
+    d_eta_1 = d_eta_1 + size_t(blockIdx.x) * 32;
+    d_gated_gate_part1 = d_gated_gate_part1 + size_t(blockIdx.x) * 32;
+    d_eta_2_part1 = d_eta_2_part1 + size_t(blockIdx.x) * 32;
+    d_eta_2_1 = d_eta_2_1 + size_t(blockIdx.x) * 32;
+    d_eta_2_2_part1 = d_eta_2_2_part1 + size_t(blockIdx.x) * 32;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int h = e % 16;
+        const real eta_2_ = eta_2_1[row * 16 + h] + b_2[h] > real(0) ? eta_2_1[row * 16 + h] + b_2[h] : eta_2_2[row * 16 + h] - real(1);
+        eta_2[row * 16 + h] = eta_2_;
+        const real eta_1_ = eta_1_1[row * 16 + h] + b_1[h];
+        eta_1[row * 16 + h] = eta_1_;
+        const real gated_y_ = gated_gate[row * 16 + h] * (gated_y_1[row * 16 + h] + gated_b[h]);
+        const real s_ = a[row * 16 + h] + gated_y_;
+        s_s[row * 16 + h] = s_;
     }
-    if (threadIdx.x == 0) {
-        const real norm_m_ = norm_m_1[0] * real(0.0625);
-        norm_m_s[0] = norm_m_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 16) {
-        const int i = threadIdx.x;
-        const real norm_d_ = s_s[i] - norm_m_s[0];
-        norm_d_s[i] = norm_d_;
-        norm_d[i] = norm_d_;
-        const real d_y_total_ = d_y[i];
-        d_y_total_s[i] = d_y_total_;
-        d_y_total[i] = d_y_total_;
+    if (threadIdx.x < 2) {
+        const int row = threadIdx.x;
+        const real norm_m_ = norm_m_1[row] * real(0.0625);
+        norm_m_s[row] = norm_m_;
     }
     __syncthreads();
-    if (threadIdx.x < 4) {
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int i = e % 16;
+        const real norm_d_ = s_s[row * 16 + i] - norm_m_s[row];
+        norm_d_s[row * 16 + i] = norm_d_;
+        norm_d[row * 16 + i] = norm_d_;
+        const real d_y_total_ = d_y[row * 16 + i];
+        d_y_total_s[row * 16 + i] = d_y_total_;
+        d_y_total[row * 16 + i] = d_y_total_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 8) {
+        const int row = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
-            acc = unio_fma(d_y_total_s[i] * norm_gamma[i], norm_d_s[i], acc);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int i = (turn / 4 * 4 + lane) * 4 + turn % 4;
+            acc = unio_fma(d_y_total_s[row * 16 + i] * norm_gamma[i], norm_d_s[row * 16 + i], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
+        acc = unio_lanes_sum<4>(unio_sharers<4>(), acc);
         const real d_norm_r_ = acc;
-        const real d_norm_r_2_ = d_norm_r_ == real(0) ? real(0) : -(d_norm_r_ * norm_r[0] / norm_r_2[0]);
-        const real d_norm_r_1_ = (d_norm_r_2_ == real(0) ? real(0) : d_norm_r_2_ * (real(0.5) / norm_r_2[0])) * real(0.0625);
+        const real d_norm_r_2_ = d_norm_r_ == real(0) ? real(0) : -(d_norm_r_ * norm_r[row] / norm_r_2[row]);
+        const real d_norm_r_1_ = (d_norm_r_2_ == real(0) ? real(0) : d_norm_r_2_ * (real(0.5) / norm_r_2[row])) * real(0.0625);
         if (lane == 0) {
-            d_norm_r_1_s[0] = d_norm_r_1_;
+            d_norm_r_1_s[row] = d_norm_r_1_;
         }
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int i = threadIdx.x;
-        const real d_norm_d_ = unio_fma(d_norm_r_1_s[0], norm_d_s[i], unio_fma(d_y_total_s[i] * norm_gamma[i], norm_r[0], d_norm_r_1_s[0] * norm_d_s[i]));
-        d_norm_d_s[i] = d_norm_d_;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int i = e % 16;
+        const real d_norm_d_ = unio_fma(d_norm_r_1_s[row], norm_d_s[row * 16 + i], unio_fma(d_y_total_s[row * 16 + i] * norm_gamma[i], norm_r[row], d_norm_r_1_s[row] * norm_d_s[row * 16 + i]));
+        d_norm_d_s[row * 16 + i] = d_norm_d_;
     }
     __syncthreads();
-    if (threadIdx.x < 4) {
+    if (threadIdx.x < 8) {
+        const int row = threadIdx.x / 4;
         const int lane = threadIdx.x % 4;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
-            acc = acc + -d_norm_d_s[i];
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int i = (turn / 4 * 4 + lane) * 4 + turn % 4;
+            acc = acc + -d_norm_d_s[row * 16 + i];
         }
-        acc = unio_lanes_sum<4>(acc);
+        acc = unio_lanes_sum<4>(unio_sharers<4>(), acc);
         const real d_norm_m_ = acc;
         const real d_norm_m_1_ = d_norm_m_ * real(0.0625);
         if (lane == 0) {
-            d_norm_m_1_s[0] = d_norm_m_1_;
+            d_norm_m_1_s[row] = d_norm_m_1_;
         }
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int i = threadIdx.x;
-        const real d_s_ = d_norm_d_s[i] + d_norm_m_1_s[0];
-        d_s_s[i] = d_s_;
-        const real d_gated_y_part1_ = d_s_ * gated_gate[i];
-        d_gated_y_part1_s[i] = d_gated_y_part1_;
-        d_gated_y_part1[i] = d_gated_y_part1_;
-        const real d_gated_gate_ = d_s_ * (gated_y_1[i] + gated_b[i]);
-        const real d_gated_gate_part1_ = d_gated_gate_ * (gated_gate[i] * (real(1) - gated_gate[i]));
-        d_gated_gate_part1_s[i] = d_gated_gate_part1_;
-        d_gated_gate_part1[i] = d_gated_gate_part1_;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int i = e % 16;
+        const real d_s_ = d_norm_d_s[row * 16 + i] + d_norm_m_1_s[row];
+        d_s_s[row * 16 + i] = d_s_;
+        const real d_gated_y_part1_ = d_s_ * gated_gate[row * 16 + i];
+        d_gated_y_part1_s[row * 16 + i] = d_gated_y_part1_;
+        d_gated_y_part1[row * 16 + i] = d_gated_y_part1_;
+        const real d_gated_gate_ = d_s_ * (gated_y_1[row * 16 + i] + gated_b[i]);
+        const real d_gated_gate_part1_ = d_gated_gate_ * (gated_gate[row * 16 + i] * (real(1) - gated_gate[row * 16 + i]));
+        d_gated_gate_part1_s[row * 16 + i] = d_gated_gate_part1_;
+        d_gated_gate_part1[row * 16 + i] = d_gated_gate_part1_;
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int h = e % 16;
         real acc = real(0);
-        for (int o = 0; o < 16; ++o) {
-            acc = unio_fma(d_gated_y_part1_s[o], gated_w[o * 16 + h], acc);
-        }
         real acc2 = real(0);
         for (int o = 0; o < 16; ++o) {
-            acc2 = unio_fma(d_gated_gate_part1_s[o], gated_w_gate[o * 16 + h], acc2);
+            acc = unio_fma(d_gated_y_part1_s[row * 16 + o], gated_w[o * 16 + h], acc);
+            acc2 = unio_fma(d_gated_gate_part1_s[row * 16 + o], gated_w_gate[o * 16 + h], acc2);
         }
         const real d_eta_1_ = acc + acc2;
-        d_eta_1_s[h] = d_eta_1_;
-        d_eta_1[h] = d_eta_1_;
+        d_eta_1_s[row * 16 + h] = d_eta_1_;
+        d_eta_1[row * 16 + h] = d_eta_1_;
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int h = e % 16;
         real acc = real(0);
         for (int h2 = 0; h2 < 16; ++h2) {
-            acc = unio_fma(d_eta_1_s[h2], w_1[h2 * 16 + h], acc);
+            acc = unio_fma(d_eta_1_s[row * 16 + h2], w_1[h2 * 16 + h], acc);
         }
         const real d_eta_2_ = acc;
-        const real d_eta_2_part1_ = eta_2_1[h] + b_2[h] > real(0) ? d_eta_2_ : real(0);
-        d_eta_2_part1[h] = d_eta_2_part1_;
-        const real d_eta_2_2_ = eta_2_1[h] + b_2[h] > real(0) ? real(0) : d_eta_2_;
-        const real d_eta_2_2_part1_ = eta_2_1[h] + b_2[h] > real(0) ? real(0) : d_eta_2_2_ == real(0) ? real(0) : d_eta_2_2_ * eta_2_2[h];
-        d_eta_2_2_part1[h] = d_eta_2_2_part1_;
+        const real d_eta_2_part1_ = eta_2_1[row * 16 + h] + b_2[h] > real(0) ? d_eta_2_ : real(0);
+        d_eta_2_part1[row * 16 + h] = d_eta_2_part1_;
+        const real d_eta_2_2_ = eta_2_1[row * 16 + h] + b_2[h] > real(0) ? real(0) : d_eta_2_;
+        const real d_eta_2_2_part1_ = eta_2_1[row * 16 + h] + b_2[h] > real(0) ? real(0) : d_eta_2_2_ == real(0) ? real(0) : d_eta_2_2_ * eta_2_2[row * 16 + h];
+        d_eta_2_2_part1[row * 16 + h] = d_eta_2_2_part1_;
         const real d_eta_2_1_ = d_eta_2_part1_ + d_eta_2_2_part1_;
-        d_eta_2_1_s[h] = d_eta_2_1_;
-        d_eta_2_1[h] = d_eta_2_1_;
+        d_eta_2_1_s[row * 16 + h] = d_eta_2_1_;
+        d_eta_2_1[row * 16 + h] = d_eta_2_1_;
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int i = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int i = e % 16;
         real acc = real(0);
         for (int h = 0; h < 16; ++h) {
-            acc = unio_fma(d_eta_2_1_s[h], w_2[h * 16 + i], acc);
+            acc = unio_fma(d_eta_2_1_s[row * 16 + h], w_2[h * 16 + i], acc);
         }
-        const real d_a_ = d_s_s[i] + acc;
-        d_a[i] = d_a_;
+        const real d_a_ = d_s_s[row * 16 + i] + acc;
+        d_a[row * 16 + i] = d_a_;
     }
 }
 

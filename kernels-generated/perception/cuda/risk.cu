@@ -21,19 +21,20 @@ UNIO_KERNEL(32) perception_risk_forward(
     if (threadIdx.x < 4) {
         const int lane = threadIdx.x % 4;
         real acc = real(0);
+        real acc2 = real(0);
         UNIO_UNROLL(8) for (int q = lane; q < 18; q += 4) {
             const int m = q / 3;
             const int i = q % 3;
             acc = unio_fma(wide_v[m * 3 + i], x[m * 3 + i], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
-        const real wide_y_1_ = acc;
-        const real wide_y_ = real(10) * wide_y_1_;
-        real acc2 = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int i = (turn / 4 * 4 + lane) * 4 + turn % 4;
             acc2 = unio_fma(w[i], z[i], acc2);
         }
-        acc2 = unio_lanes_sum<4>(acc2);
+        acc = unio_lanes_sum<4>(unio_sharers<4>(), acc);
+        acc2 = unio_lanes_sum<4>(unio_sharers<4>(), acc2);
+        const real wide_y_1_ = acc;
+        const real wide_y_ = real(10) * wide_y_1_;
         const real y_1_ = acc2;
         const real y_ = y_1_ + wide_y_ + b[0];
         if (lane == 0) {

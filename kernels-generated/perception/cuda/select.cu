@@ -4,7 +4,7 @@
 // Variable selection network: each variable through a network of its own, mixed by weights that all of them
 // decide.
 // From `select` in unio:common/vsn.toml.
-UNIO_KERNEL(64) perception_select_forward(
+UNIO_KERNEL(192) perception_select_forward(
     UNIO_IN(real, x),
     UNIO_OUT(real, mask),
     UNIO_OUT(real, y),
@@ -55,336 +55,368 @@ UNIO_KERNEL(64) perception_select_forward(
     UNIO_OUT(real, variable_norm_r_2)
 ) {
     UNIO_SHARED(real, mask_s, 0 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_y_s, 8 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_y_s, 16 * sizeof(real));
-    UNIO_SHARED(real, all_s, 112 * sizeof(real));
-    UNIO_SHARED(real, choice_eta_2_s, 132 * sizeof(real));
-    UNIO_SHARED(real, choice_eta_1_s, 148 * sizeof(real));
-    UNIO_SHARED(real, choice_s_s, 164 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_m_s, 172 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_d_s, 176 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_r_s, 184 * sizeof(real));
-    UNIO_SHARED(real, variable_eta_2_s, 188 * sizeof(real));
-    UNIO_SHARED(real, variable_eta_1_s, 284 * sizeof(real));
-    UNIO_SHARED(real, variable_skip_s, 380 * sizeof(real));
-    UNIO_SHARED(real, variable_s_s, 476 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_m_s, 572 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_d_s, 580 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_r_s, 676 * sizeof(real));
-    UNIO_SHARED(real, mask_1_s, 684 * sizeof(real));
-    UNIO_SHARED(real, mask_2_s, 688 * sizeof(real));
-    UNIO_SHARED(real, mask_3_s, 696 * sizeof(real));
-    x = x + size_t(blockIdx.x) * 18;
-    mask = mask + size_t(blockIdx.x) * 6;
-    y = y + size_t(blockIdx.x) * 16;
-    all = all + size_t(blockIdx.x) * 18;
-    choice_gated_gate = choice_gated_gate + size_t(blockIdx.x) * 6;
-    choice_norm_r = choice_norm_r + size_t(blockIdx.x) * 1;
-    variable_gated_gate = variable_gated_gate + size_t(blockIdx.x) * 96;
-    variable_norm_r = variable_norm_r + size_t(blockIdx.x) * 6;
-    choice_eta_2_1 = choice_eta_2_1 + size_t(blockIdx.x) * 16;
-    choice_eta_2_2 = choice_eta_2_2 + size_t(blockIdx.x) * 16;
-    choice_eta_1_1 = choice_eta_1_1 + size_t(blockIdx.x) * 16;
-    choice_skip_1 = choice_skip_1 + size_t(blockIdx.x) * 6;
-    choice_gated_y_1 = choice_gated_y_1 + size_t(blockIdx.x) * 6;
-    choice_norm_m_1 = choice_norm_m_1 + size_t(blockIdx.x) * 1;
-    choice_norm_r_2 = choice_norm_r_2 + size_t(blockIdx.x) * 1;
-    mask_2 = mask_2 + size_t(blockIdx.x) * 6;
-    mask_3 = mask_3 + size_t(blockIdx.x) * 1;
-    variable_eta_2_1 = variable_eta_2_1 + size_t(blockIdx.x) * 96;
-    variable_eta_2_2 = variable_eta_2_2 + size_t(blockIdx.x) * 96;
-    variable_eta_1_1 = variable_eta_1_1 + size_t(blockIdx.x) * 96;
-    variable_skip_1 = variable_skip_1 + size_t(blockIdx.x) * 96;
-    variable_gated_y_1 = variable_gated_y_1 + size_t(blockIdx.x) * 96;
-    variable_norm_m_1 = variable_norm_m_1 + size_t(blockIdx.x) * 6;
-    variable_norm_r_2 = variable_norm_r_2 + size_t(blockIdx.x) * 6;
-    if (threadIdx.x < 18) {
-        const int f = threadIdx.x;
-        const real all_ = x[unio_row(f / 3, 6) * 3 + unio_row(f - f / 3 * 3, 3)];
-        all_s[f] = all_;
-        all[f] = all_;
+    UNIO_SHARED(real, choice_norm_y_s, 12 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_y_s, 24 * sizeof(real));
+    UNIO_SHARED(real, all_s, 216 * sizeof(real));
+    UNIO_SHARED(real, choice_eta_2_s, 252 * sizeof(real));
+    UNIO_SHARED(real, choice_eta_1_s, 284 * sizeof(real));
+    UNIO_SHARED(real, choice_s_s, 316 * sizeof(real));
+    UNIO_SHARED(real, choice_norm_m_s, 328 * sizeof(real));
+    UNIO_SHARED(real, choice_norm_d_s, 332 * sizeof(real));
+    UNIO_SHARED(real, choice_norm_r_s, 344 * sizeof(real));
+    UNIO_SHARED(real, variable_eta_2_s, 348 * sizeof(real));
+    UNIO_SHARED(real, variable_eta_1_s, 540 * sizeof(real));
+    UNIO_SHARED(real, variable_skip_s, 732 * sizeof(real));
+    UNIO_SHARED(real, variable_s_s, 924 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_m_s, 1116 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_d_s, 1128 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_r_s, 1320 * sizeof(real));
+    UNIO_SHARED(real, mask_1_s, 1332 * sizeof(real));
+    UNIO_SHARED(real, mask_2_s, 1336 * sizeof(real));
+    UNIO_SHARED(real, mask_3_s, 1348 * sizeof(real));
+    x = x + size_t(blockIdx.x) * 36;
+    mask = mask + size_t(blockIdx.x) * 12;
+    y = y + size_t(blockIdx.x) * 32;
+    all = all + size_t(blockIdx.x) * 36;
+    choice_gated_gate = choice_gated_gate + size_t(blockIdx.x) * 12;
+    choice_norm_r = choice_norm_r + size_t(blockIdx.x) * 2;
+    variable_gated_gate = variable_gated_gate + size_t(blockIdx.x) * 192;
+    variable_norm_r = variable_norm_r + size_t(blockIdx.x) * 12;
+    choice_eta_2_1 = choice_eta_2_1 + size_t(blockIdx.x) * 32;
+    choice_eta_2_2 = choice_eta_2_2 + size_t(blockIdx.x) * 32;
+    choice_eta_1_1 = choice_eta_1_1 + size_t(blockIdx.x) * 32;
+    choice_skip_1 = choice_skip_1 + size_t(blockIdx.x) * 12;
+    choice_gated_y_1 = choice_gated_y_1 + size_t(blockIdx.x) * 12;
+    choice_norm_m_1 = choice_norm_m_1 + size_t(blockIdx.x) * 2;
+    choice_norm_r_2 = choice_norm_r_2 + size_t(blockIdx.x) * 2;
+    mask_2 = mask_2 + size_t(blockIdx.x) * 12;
+    mask_3 = mask_3 + size_t(blockIdx.x) * 2;
+    variable_eta_2_1 = variable_eta_2_1 + size_t(blockIdx.x) * 192;
+    variable_eta_2_2 = variable_eta_2_2 + size_t(blockIdx.x) * 192;
+    variable_eta_1_1 = variable_eta_1_1 + size_t(blockIdx.x) * 192;
+    variable_skip_1 = variable_skip_1 + size_t(blockIdx.x) * 192;
+    variable_gated_y_1 = variable_gated_y_1 + size_t(blockIdx.x) * 192;
+    variable_norm_m_1 = variable_norm_m_1 + size_t(blockIdx.x) * 12;
+    variable_norm_r_2 = variable_norm_r_2 + size_t(blockIdx.x) * 12;
+    if (threadIdx.x < 36) {
+        const int e = threadIdx.x;
+        const int row = e / 18;
+        const int f = e % 18;
+        const real all_ = x[row * 18 + unio_row(f / 3, 6) * 3 + unio_row(f - f / 3 * 3, 3)];
+        all_s[row * 18 + f] = all_;
+        all[row * 18 + f] = all_;
     }
     __syncthreads();
-    if (threadIdx.x < 32) {
-        const int h = threadIdx.x / 2;
+    if (threadIdx.x < 64) {
+        const int e = threadIdx.x / 2;
+        const int row = e / 16;
+        const int h = e % 16;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
         UNIO_UNROLL(8) for (int i = lane; i < 18; i += 2) {
-            acc = unio_fma(choice_w_2[h * 18 + i], all_s[i], acc);
+            acc = unio_fma(choice_w_2[h * 18 + i], all_s[row * 18 + i], acc);
         }
-        acc = unio_lanes_sum<2>(acc);
+        acc = unio_lanes_sum<2>(UNIO_WARP, acc);
         const real choice_eta_2_1_ = acc;
         if (lane == 0) {
-            choice_eta_2_1[h] = choice_eta_2_1_;
+            choice_eta_2_1[row * 16 + h] = choice_eta_2_1_;
         }
         const real choice_eta_2_2_ = unio_exp(choice_eta_2_1_ + choice_b_2[h] > real(0) ? real(0) : choice_eta_2_1_ + choice_b_2[h]);
         if (lane == 0) {
-            choice_eta_2_2[h] = choice_eta_2_2_;
+            choice_eta_2_2[row * 16 + h] = choice_eta_2_2_;
         }
         const real choice_eta_2_ = choice_eta_2_1_ + choice_b_2[h] > real(0) ? choice_eta_2_1_ + choice_b_2[h] : choice_eta_2_2_ - real(1);
         if (lane == 0) {
-            choice_eta_2_s[h] = choice_eta_2_;
+            choice_eta_2_s[row * 16 + h] = choice_eta_2_;
         }
     }
     __syncthreads();
-    if (threadIdx.x < 32) {
-        const int h = threadIdx.x / 2;
+    if (threadIdx.x < 64) {
+        const int e = threadIdx.x / 2;
+        const int row = e / 16;
+        const int h = e % 16;
         const int lane = threadIdx.x % 2;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int k = lane; k < 16; k += 2) {
-            acc = unio_fma(choice_w_1[h * 16 + k], choice_eta_2_s[k], acc);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int k = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            acc = unio_fma(choice_w_1[h * 16 + k], choice_eta_2_s[row * 16 + k], acc);
         }
-        acc = unio_lanes_sum<2>(acc);
+        acc = unio_lanes_sum<2>(UNIO_WARP, acc);
         const real choice_eta_1_1_ = acc;
         if (lane == 0) {
-            choice_eta_1_1[h] = choice_eta_1_1_;
+            choice_eta_1_1[row * 16 + h] = choice_eta_1_1_;
         }
         const real choice_eta_1_ = choice_eta_1_1_ + choice_b_1[h];
         if (lane == 0) {
-            choice_eta_1_s[h] = choice_eta_1_;
+            choice_eta_1_s[row * 16 + h] = choice_eta_1_;
         }
     }
     __syncthreads();
     if (threadIdx.x < 24) {
-        const int o = threadIdx.x / 4;
-        const int lane = threadIdx.x % 4;
+        const int e = threadIdx.x / 2;
+        const int row = e / 6;
+        const int o = e % 6;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 18; i += 4) {
-            acc = unio_fma(choice_w_skip[o * 18 + i], all_s[i], acc);
+        real acc2 = real(0);
+        real acc3 = real(0);
+        UNIO_UNROLL(8) for (int i = lane; i < 18; i += 2) {
+            acc = unio_fma(choice_w_skip[o * 18 + i], all_s[row * 18 + i], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int h = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            acc2 = unio_fma(choice_gated_w_gate[o * 16 + h], choice_eta_1_s[row * 16 + h], acc2);
+            acc3 = unio_fma(choice_gated_w[o * 16 + h], choice_eta_1_s[row * 16 + h], acc3);
+        }
+        acc = unio_lanes_sum<2>(unio_sharers<2>(), acc);
+        acc2 = unio_lanes_sum<2>(unio_sharers<2>(), acc2);
+        acc3 = unio_lanes_sum<2>(unio_sharers<2>(), acc3);
         const real choice_skip_1_ = acc;
         if (lane == 0) {
-            choice_skip_1[o] = choice_skip_1_;
+            choice_skip_1[row * 6 + o] = choice_skip_1_;
         }
         const real choice_skip_ = choice_skip_1_ + choice_b_skip[o];
-        real acc2 = real(0);
-        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 4) {
-            acc2 = unio_fma(choice_gated_w_gate[o * 16 + h], choice_eta_1_s[h], acc2);
-        }
-        acc2 = unio_lanes_sum<4>(acc2);
         const real choice_gated_gate_1_ = acc2;
         const real choice_gated_gate_ = unio_sigmoid(choice_gated_gate_1_ + choice_gated_b_gate[o]);
         if (lane == 0) {
-            choice_gated_gate[o] = choice_gated_gate_;
+            choice_gated_gate[row * 6 + o] = choice_gated_gate_;
         }
-        real acc3 = real(0);
-        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 4) {
-            acc3 = unio_fma(choice_gated_w[o * 16 + h], choice_eta_1_s[h], acc3);
-        }
-        acc3 = unio_lanes_sum<4>(acc3);
         const real choice_gated_y_1_ = acc3;
         if (lane == 0) {
-            choice_gated_y_1[o] = choice_gated_y_1_;
+            choice_gated_y_1[row * 6 + o] = choice_gated_y_1_;
         }
         const real choice_gated_y_ = choice_gated_gate_ * (choice_gated_y_1_ + choice_gated_b[o]);
         const real choice_s_ = choice_skip_ + choice_gated_y_;
         if (lane == 0) {
-            choice_s_s[o] = choice_s_;
+            choice_s_s[row * 6 + o] = choice_s_;
         }
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 2) {
+        const int row = threadIdx.x;
         real acc = real(0);
         for (int i = 0; i < 6; ++i) {
-            acc = acc + choice_s_s[i];
+            acc = acc + choice_s_s[row * 6 + i];
         }
         const real choice_norm_m_1_ = acc;
-        choice_norm_m_1[0] = choice_norm_m_1_;
+        choice_norm_m_1[row] = choice_norm_m_1_;
         const real choice_norm_m_ = choice_norm_m_1_ * real(0.16666666666666666);
-        choice_norm_m_s[0] = choice_norm_m_;
+        choice_norm_m_s[row] = choice_norm_m_;
     }
     __syncthreads();
-    if (threadIdx.x < 6) {
-        const int i = threadIdx.x;
-        const real choice_norm_d_ = choice_s_s[i] - choice_norm_m_s[0];
-        choice_norm_d_s[i] = choice_norm_d_;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int i = e % 6;
+        const real choice_norm_d_ = choice_s_s[row * 6 + i] - choice_norm_m_s[row];
+        choice_norm_d_s[row * 6 + i] = choice_norm_d_;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 2) {
+        const int row = threadIdx.x;
         real acc = real(0);
         for (int i = 0; i < 6; ++i) {
-            acc = unio_fma(choice_norm_d_s[i], choice_norm_d_s[i], acc);
+            acc = unio_fma(choice_norm_d_s[row * 6 + i], choice_norm_d_s[row * 6 + i], acc);
         }
         const real choice_norm_r_1_ = acc;
         const real choice_norm_r_2_ = unio_sqrt(unio_fma(choice_norm_r_1_, real(0.16666666666666666), real(1e-5)));
-        choice_norm_r_2[0] = choice_norm_r_2_;
+        choice_norm_r_2[row] = choice_norm_r_2_;
         const real choice_norm_r_ = real(1) / choice_norm_r_2_;
-        choice_norm_r_s[0] = choice_norm_r_;
-        choice_norm_r[0] = choice_norm_r_;
+        choice_norm_r_s[row] = choice_norm_r_;
+        choice_norm_r[row] = choice_norm_r_;
     }
     __syncthreads();
-    if (threadIdx.x < 6) {
-        const int i = threadIdx.x;
-        const real choice_norm_y_ = unio_fma(choice_norm_gamma[i], choice_norm_d_s[i] * choice_norm_r_s[0], choice_norm_beta[i]);
-        choice_norm_y_s[i] = choice_norm_y_;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int i = e % 6;
+        const real choice_norm_y_ = unio_fma(choice_norm_gamma[i], choice_norm_d_s[row * 6 + i] * choice_norm_r_s[row], choice_norm_beta[i]);
+        choice_norm_y_s[row * 6 + i] = choice_norm_y_;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 2) {
+        const int row = threadIdx.x;
         real acc = -real(unio_inf());
         for (int m = 0; m < 6; ++m) {
-            acc = unio_max(acc, choice_norm_y_s[m]);
+            acc = unio_max(acc, choice_norm_y_s[row * 6 + m]);
         }
         const real mask_1_ = acc;
-        mask_1_s[0] = mask_1_;
+        mask_1_s[row] = mask_1_;
     }
     __syncthreads();
-    if (threadIdx.x < 6) {
-        const int m = threadIdx.x;
-        const real mask_2_ = unio_exp(choice_norm_y_s[m] - mask_1_s[0]);
-        mask_2_s[m] = mask_2_;
-        mask_2[m] = mask_2_;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int m = e % 6;
+        const real mask_2_ = unio_exp(choice_norm_y_s[row * 6 + m] - mask_1_s[row]);
+        mask_2_s[row * 6 + m] = mask_2_;
+        mask_2[row * 6 + m] = mask_2_;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 2) {
+        const int row = threadIdx.x;
         real acc = real(0);
         for (int m = 0; m < 6; ++m) {
-            acc = acc + mask_2_s[m];
+            acc = acc + mask_2_s[row * 6 + m];
         }
         const real mask_3_ = acc;
-        mask_3_s[0] = mask_3_;
-        mask_3[0] = mask_3_;
+        mask_3_s[row] = mask_3_;
+        mask_3[row] = mask_3_;
     }
     __syncthreads();
-    if (threadIdx.x < 6) {
-        const int m = threadIdx.x;
-        const real mask_ = mask_2_s[m] / mask_3_s[0];
-        mask_s[m] = mask_;
-        mask[m] = mask_;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int m = e % 6;
+        const real mask_ = mask_2_s[row * 6 + m] / mask_3_s[row];
+        mask_s[row * 6 + m] = mask_;
+        mask[row * 6 + m] = mask_;
     }
-    for (int e = threadIdx.x; e < 96; e += 64) {
-        const int m = e / 16;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
+        const int row = e / 96;
+        const int m = e / 16 % 6;
         const int h = e % 16;
         real acc = real(0);
         for (int i = 0; i < 3; ++i) {
-            acc = unio_fma(variable_w_2[m * 48 + h * 3 + i], x[m * 3 + i], acc);
+            acc = unio_fma(variable_w_2[m * 48 + h * 3 + i], x[row * 18 + m * 3 + i], acc);
         }
         const real variable_eta_2_1_ = acc;
-        variable_eta_2_1[m * 16 + h] = variable_eta_2_1_;
+        variable_eta_2_1[row * 96 + m * 16 + h] = variable_eta_2_1_;
         const real variable_eta_2_2_ = unio_exp(variable_eta_2_1_ + variable_b_2[m * 16 + h] > real(0) ? real(0) : variable_eta_2_1_ + variable_b_2[m * 16 + h]);
-        variable_eta_2_2[m * 16 + h] = variable_eta_2_2_;
+        variable_eta_2_2[row * 96 + m * 16 + h] = variable_eta_2_2_;
         const real variable_eta_2_ = variable_eta_2_1_ + variable_b_2[m * 16 + h] > real(0) ? variable_eta_2_1_ + variable_b_2[m * 16 + h] : variable_eta_2_2_ - real(1);
-        variable_eta_2_s[m * 16 + h] = variable_eta_2_;
+        variable_eta_2_s[row * 96 + m * 16 + h] = variable_eta_2_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 64) {
-        const int m = e / 16;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x / 2;
+        const int row_tile = e / 96;
+        const int m = e / 16 % 6;
         const int h = e % 16;
-        real acc = real(0);
-        for (int k = 0; k < 16; ++k) {
-            acc = unio_fma(variable_w_1[m * 256 + h * 16 + k], variable_eta_2_s[m * 16 + k], acc);
-        }
-        const real variable_eta_1_1_ = acc;
-        variable_eta_1_1[m * 16 + h] = variable_eta_1_1_;
-        const real variable_eta_1_ = variable_eta_1_1_ + variable_b_1[m * 16 + h];
-        variable_eta_1_s[m * 16 + h] = variable_eta_1_;
-        real acc2 = real(0);
-        for (int i = 0; i < 3; ++i) {
-            acc2 = unio_fma(variable_w_skip[m * 48 + h * 3 + i], x[m * 3 + i], acc2);
-        }
-        const real variable_skip_1_ = acc2;
-        variable_skip_1[m * 16 + h] = variable_skip_1_;
-        const real variable_skip_ = variable_skip_1_ + variable_b_skip[m * 16 + h];
-        variable_skip_s[m * 16 + h] = variable_skip_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x / 2; e < 96; e += 32) {
         const int lane = threadIdx.x % 2;
-        const int m = e / 16;
+        const int row = row_tile * 2 + lane;
+        real acc[2] = {};
+        real acc2[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int k = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int row2 = row_tile * 2 + n;
+                acc[n] = unio_fma(variable_w_1[m * 256 + h * 16 + k], variable_eta_2_s[row2 * 96 + m * 16 + k], acc[n]);
+            }
+        }
+        UNIO_UNROLL(8) for (int i = lane; i < 3; i += 2) {
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int row2 = row_tile * 2 + n;
+                acc2[n] = unio_fma(variable_w_skip[m * 48 + h * 3 + i], x[row2 * 18 + m * 3 + i], acc2[n]);
+            }
+        }
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real own2 = unio_lanes_own<2>(UNIO_WARP, acc2);
+        const real variable_eta_1_1_ = own;
+        variable_eta_1_1[row * 96 + m * 16 + h] = variable_eta_1_1_;
+        const real variable_eta_1_ = variable_eta_1_1_ + variable_b_1[m * 16 + h];
+        variable_eta_1_s[row * 96 + m * 16 + h] = variable_eta_1_;
+        const real variable_skip_1_ = own2;
+        variable_skip_1[row * 96 + m * 16 + h] = variable_skip_1_;
+        const real variable_skip_ = variable_skip_1_ + variable_b_skip[m * 16 + h];
+        variable_skip_s[row * 96 + m * 16 + h] = variable_skip_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x / 2;
+        const int row_tile = e / 96;
+        const int m = e / 16 % 6;
         const int o = e % 16;
-        real acc = real(0);
-        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 2) {
-            acc = unio_fma(variable_gated_w_gate[m * 256 + o * 16 + h], variable_eta_1_s[m * 16 + h], acc);
+        const int lane = threadIdx.x % 2;
+        const int row = row_tile * 2 + lane;
+        real acc[2] = {};
+        real acc2[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int h = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int row2 = row_tile * 2 + n;
+                acc[n] = unio_fma(variable_gated_w_gate[m * 256 + o * 16 + h], variable_eta_1_s[row2 * 96 + m * 16 + h], acc[n]);
+                acc2[n] = unio_fma(variable_gated_w[m * 256 + o * 16 + h], variable_eta_1_s[row2 * 96 + m * 16 + h], acc2[n]);
+            }
         }
-        acc = unio_lanes_sum<2>(acc);
-        const real variable_gated_gate_1_ = acc;
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real own2 = unio_lanes_own<2>(UNIO_WARP, acc2);
+        const real variable_gated_gate_1_ = own;
         const real variable_gated_gate_ = unio_sigmoid(variable_gated_gate_1_ + variable_gated_b_gate[m * 16 + o]);
-        if (lane == 0) {
-            variable_gated_gate[m * 16 + o] = variable_gated_gate_;
-        }
-        real acc2 = real(0);
-        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 2) {
-            acc2 = unio_fma(variable_gated_w[m * 256 + o * 16 + h], variable_eta_1_s[m * 16 + h], acc2);
-        }
-        acc2 = unio_lanes_sum<2>(acc2);
-        const real variable_gated_y_1_ = acc2;
-        if (lane == 0) {
-            variable_gated_y_1[m * 16 + o] = variable_gated_y_1_;
-        }
+        variable_gated_gate[row * 96 + m * 16 + o] = variable_gated_gate_;
+        const real variable_gated_y_1_ = own2;
+        variable_gated_y_1[row * 96 + m * 16 + o] = variable_gated_y_1_;
         const real variable_gated_y_ = variable_gated_gate_ * (variable_gated_y_1_ + variable_gated_b[m * 16 + o]);
-        const real variable_s_ = variable_skip_s[m * 16 + o] + variable_gated_y_;
-        if (lane == 0) {
-            variable_s_s[m * 16 + o] = variable_s_;
-        }
+        const real variable_s_ = variable_skip_s[row * 96 + m * 16 + o] + variable_gated_y_;
+        variable_s_s[row * 96 + m * 16 + o] = variable_s_;
     }
     __syncthreads();
-    if (threadIdx.x < 24) {
-        const int m = threadIdx.x / 4;
-        const int lane = threadIdx.x % 4;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int m = e % 6;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
-            acc = acc + variable_s_s[m * 16 + i];
+        for (int i = 0; i < 16; ++i) {
+            acc = acc + variable_s_s[row * 96 + m * 16 + i];
         }
-        acc = unio_lanes_sum<4>(acc);
         const real variable_norm_m_1_ = acc;
-        if (lane == 0) {
-            variable_norm_m_1[m] = variable_norm_m_1_;
-        }
+        variable_norm_m_1[row * 6 + m] = variable_norm_m_1_;
         const real variable_norm_m_ = variable_norm_m_1_ * real(0.0625);
-        if (lane == 0) {
-            variable_norm_m_s[m] = variable_norm_m_;
-        }
+        variable_norm_m_s[row * 6 + m] = variable_norm_m_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 64) {
-        const int m = e / 16;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
+        const int row = e / 96;
+        const int m = e / 16 % 6;
         const int i = e % 16;
-        const real variable_norm_d_ = variable_s_s[m * 16 + i] - variable_norm_m_s[m];
-        variable_norm_d_s[m * 16 + i] = variable_norm_d_;
+        const real variable_norm_d_ = variable_s_s[row * 96 + m * 16 + i] - variable_norm_m_s[row * 6 + m];
+        variable_norm_d_s[row * 96 + m * 16 + i] = variable_norm_d_;
     }
     __syncthreads();
-    if (threadIdx.x < 24) {
-        const int m = threadIdx.x / 4;
-        const int lane = threadIdx.x % 4;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int m = e % 6;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
-            acc = unio_fma(variable_norm_d_s[m * 16 + i], variable_norm_d_s[m * 16 + i], acc);
+        for (int i = 0; i < 16; ++i) {
+            acc = unio_fma(variable_norm_d_s[row * 96 + m * 16 + i], variable_norm_d_s[row * 96 + m * 16 + i], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
         const real variable_norm_r_1_ = acc;
         const real variable_norm_r_2_ = unio_sqrt(unio_fma(variable_norm_r_1_, real(0.0625), real(1e-5)));
-        if (lane == 0) {
-            variable_norm_r_2[m] = variable_norm_r_2_;
-        }
+        variable_norm_r_2[row * 6 + m] = variable_norm_r_2_;
         const real variable_norm_r_ = real(1) / variable_norm_r_2_;
-        if (lane == 0) {
-            variable_norm_r_s[m] = variable_norm_r_;
-            variable_norm_r[m] = variable_norm_r_;
-        }
+        variable_norm_r_s[row * 6 + m] = variable_norm_r_;
+        variable_norm_r[row * 6 + m] = variable_norm_r_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 64) {
-        const int m = e / 16;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
+        const int row = e / 96;
+        const int m = e / 16 % 6;
         const int i = e % 16;
-        const real variable_norm_y_ = unio_fma(variable_norm_gamma[m * 16 + i], variable_norm_d_s[m * 16 + i] * variable_norm_r_s[m], variable_norm_beta[m * 16 + i]);
-        variable_norm_y_s[m * 16 + i] = variable_norm_y_;
+        const real variable_norm_y_ = unio_fma(variable_norm_gamma[m * 16 + i], variable_norm_d_s[row * 96 + m * 16 + i] * variable_norm_r_s[row * 6 + m], variable_norm_beta[m * 16 + i]);
+        variable_norm_y_s[row * 96 + m * 16 + i] = variable_norm_y_;
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int h = e % 16;
         real acc = real(0);
         for (int m = 0; m < 6; ++m) {
-            acc = unio_fma(mask_s[m], variable_norm_y_s[m * 16 + h], acc);
+            acc = unio_fma(mask_s[row * 6 + m], variable_norm_y_s[row * 96 + m * 16 + h], acc);
         }
         const real y_ = acc;
-        y[h] = y_;
+        y[row * 16 + h] = y_;
     }
 }
 
 // Variable selection network: each variable through a network of its own, mixed by weights that all of them
 // decide.
 // From `select` in unio:common/vsn.toml.
-UNIO_KERNEL(32) perception_select_adjoint(
+UNIO_KERNEL(192) perception_select_adjoint(
     UNIO_IN(real, mask),
     UNIO_IN(real, choice_b_1),
     UNIO_IN(real, choice_b_2),
@@ -449,324 +481,374 @@ UNIO_KERNEL(32) perception_select_adjoint(
     UNIO_OUT(real, d_choice_eta_2_2_part1)
 ) {
     UNIO_SHARED(real, variable_norm_y_s, 0 * sizeof(real));
-    UNIO_SHARED(real, choice_s_s, 96 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_m_s, 104 * sizeof(real));
-    UNIO_SHARED(real, choice_norm_d_s, 108 * sizeof(real));
-    UNIO_SHARED(real, variable_s_s, 116 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_m_s, 212 * sizeof(real));
-    UNIO_SHARED(real, variable_norm_d_s, 220 * sizeof(real));
-    UNIO_SHARED(real, d_y_total_s, 316 * sizeof(real));
-    UNIO_SHARED(real, d_mask_total_s, 332 * sizeof(real));
-    UNIO_SHARED(real, d_variable_norm_y_s, 340 * sizeof(real));
-    UNIO_SHARED(real, d_variable_norm_d_s, 436 * sizeof(real));
-    UNIO_SHARED(real, d_variable_norm_r_1_s, 532 * sizeof(real));
-    UNIO_SHARED(real, d_variable_norm_m_1_s, 540 * sizeof(real));
-    UNIO_SHARED(real, d_variable_gated_y_part1_s, 548 * sizeof(real));
-    UNIO_SHARED(real, d_variable_eta_1_s, 644 * sizeof(real));
-    UNIO_SHARED(real, d_variable_gated_gate_part1_s, 740 * sizeof(real));
-    UNIO_SHARED(real, d_mask_3_s, 836 * sizeof(real));
-    UNIO_SHARED(real, d_mask_2_part1_s, 840 * sizeof(real));
-    UNIO_SHARED(real, d_choice_norm_d_s, 848 * sizeof(real));
-    UNIO_SHARED(real, d_choice_norm_r_1_s, 856 * sizeof(real));
-    UNIO_SHARED(real, d_choice_norm_m_1_s, 860 * sizeof(real));
-    UNIO_SHARED(real, d_choice_gated_y_part1_s, 864 * sizeof(real));
-    UNIO_SHARED(real, d_choice_eta_1_s, 872 * sizeof(real));
-    UNIO_SHARED(real, d_choice_gated_gate_part1_s, 888 * sizeof(real));
-    mask = mask + size_t(blockIdx.x) * 6;
-    choice_eta_2 = choice_eta_2 + size_t(blockIdx.x) * 16;
-    choice_eta_1 = choice_eta_1 + size_t(blockIdx.x) * 16;
-    choice_gated_gate = choice_gated_gate + size_t(blockIdx.x) * 6;
-    choice_norm_d = choice_norm_d + size_t(blockIdx.x) * 6;
-    choice_norm_r = choice_norm_r + size_t(blockIdx.x) * 1;
-    variable_eta_2 = variable_eta_2 + size_t(blockIdx.x) * 96;
-    variable_eta_1 = variable_eta_1 + size_t(blockIdx.x) * 96;
-    variable_gated_gate = variable_gated_gate + size_t(blockIdx.x) * 96;
-    variable_norm_d = variable_norm_d + size_t(blockIdx.x) * 96;
-    variable_norm_r = variable_norm_r + size_t(blockIdx.x) * 6;
-    choice_eta_2_1 = choice_eta_2_1 + size_t(blockIdx.x) * 16;
-    choice_eta_2_2 = choice_eta_2_2 + size_t(blockIdx.x) * 16;
-    choice_eta_1_1 = choice_eta_1_1 + size_t(blockIdx.x) * 16;
-    choice_skip_1 = choice_skip_1 + size_t(blockIdx.x) * 6;
-    choice_gated_y_1 = choice_gated_y_1 + size_t(blockIdx.x) * 6;
-    choice_norm_m_1 = choice_norm_m_1 + size_t(blockIdx.x) * 1;
-    choice_norm_r_2 = choice_norm_r_2 + size_t(blockIdx.x) * 1;
-    mask_2 = mask_2 + size_t(blockIdx.x) * 6;
-    mask_3 = mask_3 + size_t(blockIdx.x) * 1;
-    variable_eta_2_1 = variable_eta_2_1 + size_t(blockIdx.x) * 96;
-    variable_eta_2_2 = variable_eta_2_2 + size_t(blockIdx.x) * 96;
-    variable_eta_1_1 = variable_eta_1_1 + size_t(blockIdx.x) * 96;
-    variable_skip_1 = variable_skip_1 + size_t(blockIdx.x) * 96;
-    variable_gated_y_1 = variable_gated_y_1 + size_t(blockIdx.x) * 96;
-    variable_norm_m_1 = variable_norm_m_1 + size_t(blockIdx.x) * 6;
-    variable_norm_r_2 = variable_norm_r_2 + size_t(blockIdx.x) * 6;
-    d_y_1 = d_y_1 + size_t(blockIdx.x) * 16;
-    d_y_2 = d_y_2 + size_t(blockIdx.x) * 16;
-    d_variable_norm_y = d_variable_norm_y + size_t(blockIdx.x) * 96;
-    d_variable_s = d_variable_s + size_t(blockIdx.x) * 96;
-    d_variable_gated_y_part1 = d_variable_gated_y_part1 + size_t(blockIdx.x) * 96;
-    d_variable_eta_1 = d_variable_eta_1 + size_t(blockIdx.x) * 96;
-    d_variable_gated_gate_part1 = d_variable_gated_gate_part1 + size_t(blockIdx.x) * 96;
-    d_variable_eta_2_part1 = d_variable_eta_2_part1 + size_t(blockIdx.x) * 96;
-    d_variable_eta_2_1 = d_variable_eta_2_1 + size_t(blockIdx.x) * 96;
-    d_variable_eta_2_2_part1 = d_variable_eta_2_2_part1 + size_t(blockIdx.x) * 96;
-    d_mask_2_part1 = d_mask_2_part1 + size_t(blockIdx.x) * 6;
-    d_choice_s = d_choice_s + size_t(blockIdx.x) * 6;
-    d_choice_gated_y_part1 = d_choice_gated_y_part1 + size_t(blockIdx.x) * 6;
-    d_choice_eta_1 = d_choice_eta_1 + size_t(blockIdx.x) * 16;
-    d_choice_gated_gate_part1 = d_choice_gated_gate_part1 + size_t(blockIdx.x) * 6;
-    d_choice_eta_2_part1 = d_choice_eta_2_part1 + size_t(blockIdx.x) * 16;
-    d_choice_eta_2_1 = d_choice_eta_2_1 + size_t(blockIdx.x) * 16;
-    d_choice_eta_2_2_part1 = d_choice_eta_2_2_part1 + size_t(blockIdx.x) * 16;
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
-        const real choice_eta_2_ = choice_eta_2_1[h] + choice_b_2[h] > real(0) ? choice_eta_2_1[h] + choice_b_2[h] : choice_eta_2_2[h] - real(1);
-        choice_eta_2[h] = choice_eta_2_;
-        const real choice_eta_1_ = choice_eta_1_1[h] + choice_b_1[h];
-        choice_eta_1[h] = choice_eta_1_;
-    }
-    if (threadIdx.x < 6) {
-        const int o = threadIdx.x;
-        const real choice_skip_ = choice_skip_1[o] + choice_b_skip[o];
-        const real choice_gated_y_ = choice_gated_gate[o] * (choice_gated_y_1[o] + choice_gated_b[o]);
-        const real choice_s_ = choice_skip_ + choice_gated_y_;
-        choice_s_s[o] = choice_s_;
-    }
-    if (threadIdx.x == 0) {
-        const real choice_norm_m_ = choice_norm_m_1[0] * real(0.16666666666666666);
-        choice_norm_m_s[0] = choice_norm_m_;
-    }
-    __syncthreads();
-    if (threadIdx.x < 6) {
-        const int i = threadIdx.x;
-        const real choice_norm_d_ = choice_s_s[i] - choice_norm_m_s[0];
-        choice_norm_d_s[i] = choice_norm_d_;
-        choice_norm_d[i] = choice_norm_d_;
-    }
-    for (int e = threadIdx.x; e < 96; e += 32) {
-        const int m = e / 16;
+    UNIO_SHARED(real, choice_s_s, 192 * sizeof(real));
+    UNIO_SHARED(real, choice_norm_m_s, 204 * sizeof(real));
+    UNIO_SHARED(real, choice_norm_d_s, 208 * sizeof(real));
+    UNIO_SHARED(real, variable_s_s, 220 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_m_s, 412 * sizeof(real));
+    UNIO_SHARED(real, variable_norm_d_s, 424 * sizeof(real));
+    UNIO_SHARED(real, d_y_total_s, 616 * sizeof(real));
+    UNIO_SHARED(real, d_mask_total_s, 648 * sizeof(real));
+    UNIO_SHARED(real, d_variable_norm_y_s, 660 * sizeof(real));
+    UNIO_SHARED(real, d_variable_norm_d_s, 852 * sizeof(real));
+    UNIO_SHARED(real, d_variable_norm_r_1_s, 1044 * sizeof(real));
+    UNIO_SHARED(real, d_variable_norm_m_1_s, 1056 * sizeof(real));
+    UNIO_SHARED(real, d_variable_gated_y_part1_s, 1068 * sizeof(real));
+    UNIO_SHARED(real, d_variable_eta_1_s, 1260 * sizeof(real));
+    UNIO_SHARED(real, d_variable_gated_gate_part1_s, 1452 * sizeof(real));
+    UNIO_SHARED(real, d_mask_3_s, 1644 * sizeof(real));
+    UNIO_SHARED(real, d_mask_2_part1_s, 1648 * sizeof(real));
+    UNIO_SHARED(real, d_choice_norm_d_s, 1660 * sizeof(real));
+    UNIO_SHARED(real, d_choice_norm_r_1_s, 1672 * sizeof(real));
+    UNIO_SHARED(real, d_choice_norm_m_1_s, 1676 * sizeof(real));
+    UNIO_SHARED(real, d_choice_gated_y_part1_s, 1680 * sizeof(real));
+    UNIO_SHARED(real, d_choice_eta_1_s, 1692 * sizeof(real));
+    UNIO_SHARED(real, d_choice_gated_gate_part1_s, 1724 * sizeof(real));
+    mask = mask + size_t(blockIdx.x) * 12;
+    choice_eta_2 = choice_eta_2 + size_t(blockIdx.x) * 32;
+    choice_eta_1 = choice_eta_1 + size_t(blockIdx.x) * 32;
+    choice_gated_gate = choice_gated_gate + size_t(blockIdx.x) * 12;
+    choice_norm_d = choice_norm_d + size_t(blockIdx.x) * 12;
+    choice_norm_r = choice_norm_r + size_t(blockIdx.x) * 2;
+    variable_eta_2 = variable_eta_2 + size_t(blockIdx.x) * 192;
+    variable_eta_1 = variable_eta_1 + size_t(blockIdx.x) * 192;
+    variable_gated_gate = variable_gated_gate + size_t(blockIdx.x) * 192;
+    variable_norm_d = variable_norm_d + size_t(blockIdx.x) * 192;
+    variable_norm_r = variable_norm_r + size_t(blockIdx.x) * 12;
+    choice_eta_2_1 = choice_eta_2_1 + size_t(blockIdx.x) * 32;
+    choice_eta_2_2 = choice_eta_2_2 + size_t(blockIdx.x) * 32;
+    choice_eta_1_1 = choice_eta_1_1 + size_t(blockIdx.x) * 32;
+    choice_skip_1 = choice_skip_1 + size_t(blockIdx.x) * 12;
+    choice_gated_y_1 = choice_gated_y_1 + size_t(blockIdx.x) * 12;
+    choice_norm_m_1 = choice_norm_m_1 + size_t(blockIdx.x) * 2;
+    choice_norm_r_2 = choice_norm_r_2 + size_t(blockIdx.x) * 2;
+    mask_2 = mask_2 + size_t(blockIdx.x) * 12;
+    mask_3 = mask_3 + size_t(blockIdx.x) * 2;
+    variable_eta_2_1 = variable_eta_2_1 + size_t(blockIdx.x) * 192;
+    variable_eta_2_2 = variable_eta_2_2 + size_t(blockIdx.x) * 192;
+    variable_eta_1_1 = variable_eta_1_1 + size_t(blockIdx.x) * 192;
+    variable_skip_1 = variable_skip_1 + size_t(blockIdx.x) * 192;
+    variable_gated_y_1 = variable_gated_y_1 + size_t(blockIdx.x) * 192;
+    variable_norm_m_1 = variable_norm_m_1 + size_t(blockIdx.x) * 12;
+    variable_norm_r_2 = variable_norm_r_2 + size_t(blockIdx.x) * 12;
+    d_y_1 = d_y_1 + size_t(blockIdx.x) * 32;
+    d_y_2 = d_y_2 + size_t(blockIdx.x) * 32;
+    d_variable_norm_y = d_variable_norm_y + size_t(blockIdx.x) * 192;
+    d_variable_s = d_variable_s + size_t(blockIdx.x) * 192;
+    d_variable_gated_y_part1 = d_variable_gated_y_part1 + size_t(blockIdx.x) * 192;
+    d_variable_eta_1 = d_variable_eta_1 + size_t(blockIdx.x) * 192;
+    d_variable_gated_gate_part1 = d_variable_gated_gate_part1 + size_t(blockIdx.x) * 192;
+    d_variable_eta_2_part1 = d_variable_eta_2_part1 + size_t(blockIdx.x) * 192;
+    d_variable_eta_2_1 = d_variable_eta_2_1 + size_t(blockIdx.x) * 192;
+    d_variable_eta_2_2_part1 = d_variable_eta_2_2_part1 + size_t(blockIdx.x) * 192;
+    d_mask_2_part1 = d_mask_2_part1 + size_t(blockIdx.x) * 12;
+    d_choice_s = d_choice_s + size_t(blockIdx.x) * 12;
+    d_choice_gated_y_part1 = d_choice_gated_y_part1 + size_t(blockIdx.x) * 12;
+    d_choice_eta_1 = d_choice_eta_1 + size_t(blockIdx.x) * 32;
+    d_choice_gated_gate_part1 = d_choice_gated_gate_part1 + size_t(blockIdx.x) * 12;
+    d_choice_eta_2_part1 = d_choice_eta_2_part1 + size_t(blockIdx.x) * 32;
+    d_choice_eta_2_1 = d_choice_eta_2_1 + size_t(blockIdx.x) * 32;
+    d_choice_eta_2_2_part1 = d_choice_eta_2_2_part1 + size_t(blockIdx.x) * 32;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
         const int h = e % 16;
-        const real variable_eta_2_ = variable_eta_2_1[m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? variable_eta_2_1[m * 16 + h] + variable_b_2[m * 16 + h] : variable_eta_2_2[m * 16 + h] - real(1);
-        variable_eta_2[m * 16 + h] = variable_eta_2_;
-        const real variable_eta_1_ = variable_eta_1_1[m * 16 + h] + variable_b_1[m * 16 + h];
-        variable_eta_1[m * 16 + h] = variable_eta_1_;
-        const real variable_skip_ = variable_skip_1[m * 16 + h] + variable_b_skip[m * 16 + h];
-        const real variable_gated_y_ = variable_gated_gate[m * 16 + h] * (variable_gated_y_1[m * 16 + h] + variable_gated_b[m * 16 + h]);
+        const real choice_eta_2_ = choice_eta_2_1[row * 16 + h] + choice_b_2[h] > real(0) ? choice_eta_2_1[row * 16 + h] + choice_b_2[h] : choice_eta_2_2[row * 16 + h] - real(1);
+        choice_eta_2[row * 16 + h] = choice_eta_2_;
+        const real choice_eta_1_ = choice_eta_1_1[row * 16 + h] + choice_b_1[h];
+        choice_eta_1[row * 16 + h] = choice_eta_1_;
+    }
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int o = e % 6;
+        const real choice_skip_ = choice_skip_1[row * 6 + o] + choice_b_skip[o];
+        const real choice_gated_y_ = choice_gated_gate[row * 6 + o] * (choice_gated_y_1[row * 6 + o] + choice_gated_b[o]);
+        const real choice_s_ = choice_skip_ + choice_gated_y_;
+        choice_s_s[row * 6 + o] = choice_s_;
+    }
+    if (threadIdx.x < 2) {
+        const int row = threadIdx.x;
+        const real choice_norm_m_ = choice_norm_m_1[row] * real(0.16666666666666666);
+        choice_norm_m_s[row] = choice_norm_m_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int i = e % 6;
+        const real choice_norm_d_ = choice_s_s[row * 6 + i] - choice_norm_m_s[row];
+        choice_norm_d_s[row * 6 + i] = choice_norm_d_;
+        choice_norm_d[row * 6 + i] = choice_norm_d_;
+    }
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
+        const int row = e / 96;
+        const int m = e / 16 % 6;
+        const int h = e % 16;
+        const real variable_eta_2_ = variable_eta_2_1[row * 96 + m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? variable_eta_2_1[row * 96 + m * 16 + h] + variable_b_2[m * 16 + h] : variable_eta_2_2[row * 96 + m * 16 + h] - real(1);
+        variable_eta_2[row * 96 + m * 16 + h] = variable_eta_2_;
+        const real variable_eta_1_ = variable_eta_1_1[row * 96 + m * 16 + h] + variable_b_1[m * 16 + h];
+        variable_eta_1[row * 96 + m * 16 + h] = variable_eta_1_;
+        const real variable_skip_ = variable_skip_1[row * 96 + m * 16 + h] + variable_b_skip[m * 16 + h];
+        const real variable_gated_y_ = variable_gated_gate[row * 96 + m * 16 + h] * (variable_gated_y_1[row * 96 + m * 16 + h] + variable_gated_b[m * 16 + h]);
         const real variable_s_ = variable_skip_ + variable_gated_y_;
-        variable_s_s[m * 16 + h] = variable_s_;
+        variable_s_s[row * 96 + m * 16 + h] = variable_s_;
     }
-    if (threadIdx.x < 6) {
-        const int m = threadIdx.x;
-        const real variable_norm_m_ = variable_norm_m_1[m] * real(0.0625);
-        variable_norm_m_s[m] = variable_norm_m_;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 32) {
-        const int m = e / 16;
-        const int i = e % 16;
-        const real variable_norm_d_ = variable_s_s[m * 16 + i] - variable_norm_m_s[m];
-        variable_norm_d_s[m * 16 + i] = variable_norm_d_;
-        variable_norm_d[m * 16 + i] = variable_norm_d_;
-        const real variable_norm_y_ = unio_fma(variable_norm_gamma[m * 16 + i], variable_norm_d_ * variable_norm_r[m], variable_norm_beta[m * 16 + i]);
-        variable_norm_y_s[m * 16 + i] = variable_norm_y_;
-    }
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
-        const real d_y_total_ = d_y_1[h] + d_y_2[h];
-        d_y_total_s[h] = d_y_total_;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int m = e % 6;
+        const real variable_norm_m_ = variable_norm_m_1[row * 6 + m] * real(0.0625);
+        variable_norm_m_s[row * 6 + m] = variable_norm_m_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 32) {
-        const int m = e / 16;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
+        const int row = e / 96;
+        const int m = e / 16 % 6;
         const int i = e % 16;
-        const real d_variable_norm_y_ = d_y_total_s[i] * mask[m];
-        d_variable_norm_y_s[m * 16 + i] = d_variable_norm_y_;
-        d_variable_norm_y[m * 16 + i] = d_variable_norm_y_;
+        const real variable_norm_d_ = variable_s_s[row * 96 + m * 16 + i] - variable_norm_m_s[row * 6 + m];
+        variable_norm_d_s[row * 96 + m * 16 + i] = variable_norm_d_;
+        variable_norm_d[row * 96 + m * 16 + i] = variable_norm_d_;
+        const real variable_norm_y_ = unio_fma(variable_norm_gamma[m * 16 + i], variable_norm_d_ * variable_norm_r[row * 6 + m], variable_norm_beta[m * 16 + i]);
+        variable_norm_y_s[row * 96 + m * 16 + i] = variable_norm_y_;
+    }
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int h = e % 16;
+        const real d_y_total_ = d_y_1[row * 16 + h] + d_y_2[row * 16 + h];
+        d_y_total_s[row * 16 + h] = d_y_total_;
+    }
+    __syncthreads();
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
+        const int row = e / 96;
+        const int m = e / 16 % 6;
+        const int i = e % 16;
+        const real d_variable_norm_y_ = d_y_total_s[row * 16 + i] * mask[row * 6 + m];
+        d_variable_norm_y_s[row * 96 + m * 16 + i] = d_variable_norm_y_;
+        d_variable_norm_y[row * 96 + m * 16 + i] = d_variable_norm_y_;
     }
     __syncthreads();
     if (threadIdx.x < 24) {
-        const int m = threadIdx.x / 4;
-        const int lane = threadIdx.x % 4;
+        const int e = threadIdx.x / 2;
+        const int row = e / 6;
+        const int m = e % 6;
+        const int lane = threadIdx.x % 2;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
-            acc = unio_fma(d_variable_norm_y_s[m * 16 + i] * variable_norm_gamma[m * 16 + i], variable_norm_d_s[m * 16 + i], acc);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int i = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            acc = unio_fma(d_variable_norm_y_s[row * 96 + m * 16 + i] * variable_norm_gamma[m * 16 + i], variable_norm_d_s[row * 96 + m * 16 + i], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
+        acc = unio_lanes_sum<2>(unio_sharers<2>(), acc);
         const real d_variable_norm_r_ = acc;
-        const real d_variable_norm_r_2_ = d_variable_norm_r_ == real(0) ? real(0) : -(d_variable_norm_r_ * variable_norm_r[m] / variable_norm_r_2[m]);
-        const real d_variable_norm_r_1_ = (d_variable_norm_r_2_ == real(0) ? real(0) : d_variable_norm_r_2_ * (real(0.5) / variable_norm_r_2[m])) * real(0.0625);
+        const real d_variable_norm_r_2_ = d_variable_norm_r_ == real(0) ? real(0) : -(d_variable_norm_r_ * variable_norm_r[row * 6 + m] / variable_norm_r_2[row * 6 + m]);
+        const real d_variable_norm_r_1_ = (d_variable_norm_r_2_ == real(0) ? real(0) : d_variable_norm_r_2_ * (real(0.5) / variable_norm_r_2[row * 6 + m])) * real(0.0625);
         if (lane == 0) {
-            d_variable_norm_r_1_s[m] = d_variable_norm_r_1_;
+            d_variable_norm_r_1_s[row * 6 + m] = d_variable_norm_r_1_;
         }
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 32) {
-        const int m = e / 16;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
+        const int row = e / 96;
+        const int m = e / 16 % 6;
         const int i = e % 16;
-        const real d_variable_norm_d_ = unio_fma(d_variable_norm_r_1_s[m], variable_norm_d_s[m * 16 + i], unio_fma(d_variable_norm_y_s[m * 16 + i] * variable_norm_gamma[m * 16 + i], variable_norm_r[m], d_variable_norm_r_1_s[m] * variable_norm_d_s[m * 16 + i]));
-        d_variable_norm_d_s[m * 16 + i] = d_variable_norm_d_;
+        const real d_variable_norm_d_ = unio_fma(d_variable_norm_r_1_s[row * 6 + m], variable_norm_d_s[row * 96 + m * 16 + i], unio_fma(d_variable_norm_y_s[row * 96 + m * 16 + i] * variable_norm_gamma[m * 16 + i], variable_norm_r[row * 6 + m], d_variable_norm_r_1_s[row * 6 + m] * variable_norm_d_s[row * 96 + m * 16 + i]));
+        d_variable_norm_d_s[row * 96 + m * 16 + i] = d_variable_norm_d_;
     }
     __syncthreads();
-    if (threadIdx.x < 24) {
-        const int m = threadIdx.x / 4;
-        const int lane = threadIdx.x % 4;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int m = e % 6;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
-            acc = acc + -d_variable_norm_d_s[m * 16 + i];
+        for (int i = 0; i < 16; ++i) {
+            acc = acc + -d_variable_norm_d_s[row * 96 + m * 16 + i];
         }
-        acc = unio_lanes_sum<4>(acc);
         const real d_variable_norm_m_ = acc;
         const real d_variable_norm_m_1_ = d_variable_norm_m_ * real(0.0625);
-        if (lane == 0) {
-            d_variable_norm_m_1_s[m] = d_variable_norm_m_1_;
-        }
+        d_variable_norm_m_1_s[row * 6 + m] = d_variable_norm_m_1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 32) {
-        const int m = e / 16;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x;
+        const int row = e / 96;
+        const int m = e / 16 % 6;
         const int o = e % 16;
-        const real d_variable_s_ = d_variable_norm_d_s[m * 16 + o] + d_variable_norm_m_1_s[m];
-        d_variable_s[m * 16 + o] = d_variable_s_;
-        const real d_variable_gated_y_part1_ = d_variable_s_ * variable_gated_gate[m * 16 + o];
-        d_variable_gated_y_part1_s[m * 16 + o] = d_variable_gated_y_part1_;
-        d_variable_gated_y_part1[m * 16 + o] = d_variable_gated_y_part1_;
-        const real d_variable_gated_gate_ = d_variable_s_ * (variable_gated_y_1[m * 16 + o] + variable_gated_b[m * 16 + o]);
-        const real d_variable_gated_gate_part1_ = d_variable_gated_gate_ * (variable_gated_gate[m * 16 + o] * (real(1) - variable_gated_gate[m * 16 + o]));
-        d_variable_gated_gate_part1_s[m * 16 + o] = d_variable_gated_gate_part1_;
-        d_variable_gated_gate_part1[m * 16 + o] = d_variable_gated_gate_part1_;
+        const real d_variable_s_ = d_variable_norm_d_s[row * 96 + m * 16 + o] + d_variable_norm_m_1_s[row * 6 + m];
+        d_variable_s[row * 96 + m * 16 + o] = d_variable_s_;
+        const real d_variable_gated_y_part1_ = d_variable_s_ * variable_gated_gate[row * 96 + m * 16 + o];
+        d_variable_gated_y_part1_s[row * 96 + m * 16 + o] = d_variable_gated_y_part1_;
+        d_variable_gated_y_part1[row * 96 + m * 16 + o] = d_variable_gated_y_part1_;
+        const real d_variable_gated_gate_ = d_variable_s_ * (variable_gated_y_1[row * 96 + m * 16 + o] + variable_gated_b[m * 16 + o]);
+        const real d_variable_gated_gate_part1_ = d_variable_gated_gate_ * (variable_gated_gate[row * 96 + m * 16 + o] * (real(1) - variable_gated_gate[row * 96 + m * 16 + o]));
+        d_variable_gated_gate_part1_s[row * 96 + m * 16 + o] = d_variable_gated_gate_part1_;
+        d_variable_gated_gate_part1[row * 96 + m * 16 + o] = d_variable_gated_gate_part1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 32) {
-        const int m = e / 16;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x / 2;
+        const int row_tile = e / 96;
+        const int m = e / 16 % 6;
         const int h = e % 16;
-        real acc = real(0);
-        for (int o = 0; o < 16; ++o) {
-            acc = unio_fma(d_variable_gated_y_part1_s[m * 16 + o], variable_gated_w[m * 256 + o * 16 + h], acc);
+        const int lane = threadIdx.x % 2;
+        const int row = row_tile * 2 + lane;
+        real acc[2] = {};
+        real acc2[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int o = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int row2 = row_tile * 2 + n;
+                acc[n] = unio_fma(d_variable_gated_y_part1_s[row2 * 96 + m * 16 + o], variable_gated_w[m * 256 + o * 16 + h], acc[n]);
+                acc2[n] = unio_fma(d_variable_gated_gate_part1_s[row2 * 96 + m * 16 + o], variable_gated_w_gate[m * 256 + o * 16 + h], acc2[n]);
+            }
         }
-        real acc2 = real(0);
-        for (int o = 0; o < 16; ++o) {
-            acc2 = unio_fma(d_variable_gated_gate_part1_s[m * 16 + o], variable_gated_w_gate[m * 256 + o * 16 + h], acc2);
+        UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+            acc[n] = acc[n] + acc2[n];
         }
-        const real d_variable_eta_1_ = acc + acc2;
-        d_variable_eta_1_s[m * 16 + h] = d_variable_eta_1_;
-        d_variable_eta_1[m * 16 + h] = d_variable_eta_1_;
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_variable_eta_1_ = own;
+        d_variable_eta_1_s[row * 96 + m * 16 + h] = d_variable_eta_1_;
+        d_variable_eta_1[row * 96 + m * 16 + h] = d_variable_eta_1_;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < 96; e += 32) {
-        const int m = e / 16;
+    if (threadIdx.x < 192) {
+        const int e = threadIdx.x / 2;
+        const int row_tile = e / 96;
+        const int m = e / 16 % 6;
         const int h = e % 16;
-        real acc = real(0);
-        for (int h2 = 0; h2 < 16; ++h2) {
-            acc = unio_fma(d_variable_eta_1_s[m * 16 + h2], variable_w_1[m * 256 + h2 * 16 + h], acc);
+        const int lane = threadIdx.x % 2;
+        const int row = row_tile * 2 + lane;
+        real acc[2] = {};
+        UNIO_UNROLL(8) for (int turn = 0; turn < 8; ++turn) {
+            const int h2 = (turn / 4 * 2 + lane) * 4 + turn % 4;
+            UNIO_UNROLL() for (int n = 0; n < 2; ++n) {
+                const int row2 = row_tile * 2 + n;
+                acc[n] = unio_fma(d_variable_eta_1_s[row2 * 96 + m * 16 + h2], variable_w_1[m * 256 + h2 * 16 + h], acc[n]);
+            }
         }
-        const real d_variable_eta_2_ = acc;
-        const real d_variable_eta_2_part1_ = variable_eta_2_1[m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? d_variable_eta_2_ : real(0);
-        d_variable_eta_2_part1[m * 16 + h] = d_variable_eta_2_part1_;
-        const real d_variable_eta_2_2_ = variable_eta_2_1[m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? real(0) : d_variable_eta_2_;
-        const real d_variable_eta_2_2_part1_ = variable_eta_2_1[m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? real(0) : d_variable_eta_2_2_ == real(0) ? real(0) : d_variable_eta_2_2_ * variable_eta_2_2[m * 16 + h];
-        d_variable_eta_2_2_part1[m * 16 + h] = d_variable_eta_2_2_part1_;
+        const real own = unio_lanes_own<2>(UNIO_WARP, acc);
+        const real d_variable_eta_2_ = own;
+        const real d_variable_eta_2_part1_ = variable_eta_2_1[row * 96 + m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? d_variable_eta_2_ : real(0);
+        d_variable_eta_2_part1[row * 96 + m * 16 + h] = d_variable_eta_2_part1_;
+        const real d_variable_eta_2_2_ = variable_eta_2_1[row * 96 + m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? real(0) : d_variable_eta_2_;
+        const real d_variable_eta_2_2_part1_ = variable_eta_2_1[row * 96 + m * 16 + h] + variable_b_2[m * 16 + h] > real(0) ? real(0) : d_variable_eta_2_2_ == real(0) ? real(0) : d_variable_eta_2_2_ * variable_eta_2_2[row * 96 + m * 16 + h];
+        d_variable_eta_2_2_part1[row * 96 + m * 16 + h] = d_variable_eta_2_2_part1_;
         const real d_variable_eta_2_1_ = d_variable_eta_2_part1_ + d_variable_eta_2_2_part1_;
-        d_variable_eta_2_1[m * 16 + h] = d_variable_eta_2_1_;
+        d_variable_eta_2_1[row * 96 + m * 16 + h] = d_variable_eta_2_1_;
     }
-    if (threadIdx.x < 24) {
-        const int m = threadIdx.x / 4;
-        const int lane = threadIdx.x % 4;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int m = e % 6;
         real acc = real(0);
-        UNIO_UNROLL(8) for (int h = lane; h < 16; h += 4) {
-            acc = unio_fma(d_y_total_s[h], variable_norm_y_s[m * 16 + h], acc);
+        for (int h = 0; h < 16; ++h) {
+            acc = unio_fma(d_y_total_s[row * 16 + h], variable_norm_y_s[row * 96 + m * 16 + h], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
         const real d_mask_total_ = acc;
-        if (lane == 0) {
-            d_mask_total_s[m] = d_mask_total_;
-        }
+        d_mask_total_s[row * 6 + m] = d_mask_total_;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 2) {
+        const int row = threadIdx.x;
         real acc = real(0);
         for (int m = 0; m < 6; ++m) {
-            acc = acc + (d_mask_total_s[m] == real(0) ? real(0) : -(d_mask_total_s[m] * mask[m] / mask_3[0]));
+            acc = acc + (d_mask_total_s[row * 6 + m] == real(0) ? real(0) : -(d_mask_total_s[row * 6 + m] * mask[row * 6 + m] / mask_3[row]));
         }
         const real d_mask_3_ = acc;
-        d_mask_3_s[0] = d_mask_3_;
+        d_mask_3_s[row] = d_mask_3_;
     }
     __syncthreads();
-    if (threadIdx.x < 6) {
-        const int m = threadIdx.x;
-        const real d_mask_2_ = (d_mask_total_s[m] == real(0) ? real(0) : d_mask_total_s[m] / mask_3[0]) + d_mask_3_s[0];
-        const real d_mask_2_part1_ = d_mask_2_ == real(0) ? real(0) : d_mask_2_ * mask_2[m];
-        d_mask_2_part1_s[m] = d_mask_2_part1_;
-        d_mask_2_part1[m] = d_mask_2_part1_;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int m = e % 6;
+        const real d_mask_2_ = (d_mask_total_s[row * 6 + m] == real(0) ? real(0) : d_mask_total_s[row * 6 + m] / mask_3[row]) + d_mask_3_s[row];
+        const real d_mask_2_part1_ = d_mask_2_ == real(0) ? real(0) : d_mask_2_ * mask_2[row * 6 + m];
+        d_mask_2_part1_s[row * 6 + m] = d_mask_2_part1_;
+        d_mask_2_part1[row * 6 + m] = d_mask_2_part1_;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 2) {
+        const int row = threadIdx.x;
         real acc = real(0);
         for (int i = 0; i < 6; ++i) {
-            acc = unio_fma(d_mask_2_part1_s[i] * choice_norm_gamma[i], choice_norm_d_s[i], acc);
+            acc = unio_fma(d_mask_2_part1_s[row * 6 + i] * choice_norm_gamma[i], choice_norm_d_s[row * 6 + i], acc);
         }
         const real d_choice_norm_r_ = acc;
-        const real d_choice_norm_r_2_ = d_choice_norm_r_ == real(0) ? real(0) : -(d_choice_norm_r_ * choice_norm_r[0] / choice_norm_r_2[0]);
-        const real d_choice_norm_r_1_ = (d_choice_norm_r_2_ == real(0) ? real(0) : d_choice_norm_r_2_ * (real(0.5) / choice_norm_r_2[0])) * real(0.16666666666666666);
-        d_choice_norm_r_1_s[0] = d_choice_norm_r_1_;
+        const real d_choice_norm_r_2_ = d_choice_norm_r_ == real(0) ? real(0) : -(d_choice_norm_r_ * choice_norm_r[row] / choice_norm_r_2[row]);
+        const real d_choice_norm_r_1_ = (d_choice_norm_r_2_ == real(0) ? real(0) : d_choice_norm_r_2_ * (real(0.5) / choice_norm_r_2[row])) * real(0.16666666666666666);
+        d_choice_norm_r_1_s[row] = d_choice_norm_r_1_;
     }
     __syncthreads();
-    if (threadIdx.x < 6) {
-        const int i = threadIdx.x;
-        const real d_choice_norm_d_ = unio_fma(d_choice_norm_r_1_s[0], choice_norm_d_s[i], unio_fma(d_mask_2_part1_s[i] * choice_norm_gamma[i], choice_norm_r[0], d_choice_norm_r_1_s[0] * choice_norm_d_s[i]));
-        d_choice_norm_d_s[i] = d_choice_norm_d_;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int i = e % 6;
+        const real d_choice_norm_d_ = unio_fma(d_choice_norm_r_1_s[row], choice_norm_d_s[row * 6 + i], unio_fma(d_mask_2_part1_s[row * 6 + i] * choice_norm_gamma[i], choice_norm_r[row], d_choice_norm_r_1_s[row] * choice_norm_d_s[row * 6 + i]));
+        d_choice_norm_d_s[row * 6 + i] = d_choice_norm_d_;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 2) {
+        const int row = threadIdx.x;
         real acc = real(0);
         for (int i = 0; i < 6; ++i) {
-            acc = acc + -d_choice_norm_d_s[i];
+            acc = acc + -d_choice_norm_d_s[row * 6 + i];
         }
         const real d_choice_norm_m_ = acc;
         const real d_choice_norm_m_1_ = d_choice_norm_m_ * real(0.16666666666666666);
-        d_choice_norm_m_1_s[0] = d_choice_norm_m_1_;
+        d_choice_norm_m_1_s[row] = d_choice_norm_m_1_;
     }
     __syncthreads();
-    if (threadIdx.x < 6) {
-        const int o = threadIdx.x;
-        const real d_choice_s_ = d_choice_norm_d_s[o] + d_choice_norm_m_1_s[0];
-        d_choice_s[o] = d_choice_s_;
-        const real d_choice_gated_y_part1_ = d_choice_s_ * choice_gated_gate[o];
-        d_choice_gated_y_part1_s[o] = d_choice_gated_y_part1_;
-        d_choice_gated_y_part1[o] = d_choice_gated_y_part1_;
-        const real d_choice_gated_gate_ = d_choice_s_ * (choice_gated_y_1[o] + choice_gated_b[o]);
-        const real d_choice_gated_gate_part1_ = d_choice_gated_gate_ * (choice_gated_gate[o] * (real(1) - choice_gated_gate[o]));
-        d_choice_gated_gate_part1_s[o] = d_choice_gated_gate_part1_;
-        d_choice_gated_gate_part1[o] = d_choice_gated_gate_part1_;
+    if (threadIdx.x < 12) {
+        const int e = threadIdx.x;
+        const int row = e / 6;
+        const int o = e % 6;
+        const real d_choice_s_ = d_choice_norm_d_s[row * 6 + o] + d_choice_norm_m_1_s[row];
+        d_choice_s[row * 6 + o] = d_choice_s_;
+        const real d_choice_gated_y_part1_ = d_choice_s_ * choice_gated_gate[row * 6 + o];
+        d_choice_gated_y_part1_s[row * 6 + o] = d_choice_gated_y_part1_;
+        d_choice_gated_y_part1[row * 6 + o] = d_choice_gated_y_part1_;
+        const real d_choice_gated_gate_ = d_choice_s_ * (choice_gated_y_1[row * 6 + o] + choice_gated_b[o]);
+        const real d_choice_gated_gate_part1_ = d_choice_gated_gate_ * (choice_gated_gate[row * 6 + o] * (real(1) - choice_gated_gate[row * 6 + o]));
+        d_choice_gated_gate_part1_s[row * 6 + o] = d_choice_gated_gate_part1_;
+        d_choice_gated_gate_part1[row * 6 + o] = d_choice_gated_gate_part1_;
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int h = e % 16;
         real acc = real(0);
-        for (int o = 0; o < 6; ++o) {
-            acc = unio_fma(d_choice_gated_y_part1_s[o], choice_gated_w[o * 16 + h], acc);
-        }
         real acc2 = real(0);
         for (int o = 0; o < 6; ++o) {
-            acc2 = unio_fma(d_choice_gated_gate_part1_s[o], choice_gated_w_gate[o * 16 + h], acc2);
+            acc = unio_fma(d_choice_gated_y_part1_s[row * 6 + o], choice_gated_w[o * 16 + h], acc);
+            acc2 = unio_fma(d_choice_gated_gate_part1_s[row * 6 + o], choice_gated_w_gate[o * 16 + h], acc2);
         }
         const real d_choice_eta_1_ = acc + acc2;
-        d_choice_eta_1_s[h] = d_choice_eta_1_;
-        d_choice_eta_1[h] = d_choice_eta_1_;
+        d_choice_eta_1_s[row * 16 + h] = d_choice_eta_1_;
+        d_choice_eta_1[row * 16 + h] = d_choice_eta_1_;
     }
     __syncthreads();
-    if (threadIdx.x < 16) {
-        const int h = threadIdx.x;
+    if (threadIdx.x < 32) {
+        const int e = threadIdx.x;
+        const int row = e / 16;
+        const int h = e % 16;
         real acc = real(0);
         for (int h2 = 0; h2 < 16; ++h2) {
-            acc = unio_fma(d_choice_eta_1_s[h2], choice_w_1[h2 * 16 + h], acc);
+            acc = unio_fma(d_choice_eta_1_s[row * 16 + h2], choice_w_1[h2 * 16 + h], acc);
         }
         const real d_choice_eta_2_ = acc;
-        const real d_choice_eta_2_part1_ = choice_eta_2_1[h] + choice_b_2[h] > real(0) ? d_choice_eta_2_ : real(0);
-        d_choice_eta_2_part1[h] = d_choice_eta_2_part1_;
-        const real d_choice_eta_2_2_ = choice_eta_2_1[h] + choice_b_2[h] > real(0) ? real(0) : d_choice_eta_2_;
-        const real d_choice_eta_2_2_part1_ = choice_eta_2_1[h] + choice_b_2[h] > real(0) ? real(0) : d_choice_eta_2_2_ == real(0) ? real(0) : d_choice_eta_2_2_ * choice_eta_2_2[h];
-        d_choice_eta_2_2_part1[h] = d_choice_eta_2_2_part1_;
+        const real d_choice_eta_2_part1_ = choice_eta_2_1[row * 16 + h] + choice_b_2[h] > real(0) ? d_choice_eta_2_ : real(0);
+        d_choice_eta_2_part1[row * 16 + h] = d_choice_eta_2_part1_;
+        const real d_choice_eta_2_2_ = choice_eta_2_1[row * 16 + h] + choice_b_2[h] > real(0) ? real(0) : d_choice_eta_2_;
+        const real d_choice_eta_2_2_part1_ = choice_eta_2_1[row * 16 + h] + choice_b_2[h] > real(0) ? real(0) : d_choice_eta_2_2_ == real(0) ? real(0) : d_choice_eta_2_2_ * choice_eta_2_2[row * 16 + h];
+        d_choice_eta_2_2_part1[row * 16 + h] = d_choice_eta_2_2_part1_;
         const real d_choice_eta_2_1_ = d_choice_eta_2_part1_ + d_choice_eta_2_2_part1_;
-        d_choice_eta_2_1[h] = d_choice_eta_2_1_;
+        d_choice_eta_2_1[row * 16 + h] = d_choice_eta_2_1_;
     }
 }
 

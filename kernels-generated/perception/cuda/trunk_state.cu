@@ -91,7 +91,7 @@ UNIO_KERNEL(512) perception_trunk_state(
                 counts_0_value[k] = there ? unio_abs(h[e]) : unio_nan();
             }
             const int bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
-            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, bin, lane);
             }
         }

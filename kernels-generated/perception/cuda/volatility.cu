@@ -25,22 +25,23 @@ UNIO_KERNEL(32) perception_volatility_forward(
     if (threadIdx.x < 4) {
         const int lane = threadIdx.x % 4;
         real acc = real(0);
+        real acc2 = real(0);
         UNIO_UNROLL(8) for (int q = lane; q < 18; q += 4) {
             const int m = q / 3;
             const int i = q % 3;
             acc = unio_fma(wide_v[m * 3 + i], x[m * 3 + i], acc);
         }
-        acc = unio_lanes_sum<4>(acc);
+        UNIO_UNROLL(8) for (int turn = 0; turn < 4; ++turn) {
+            const int i = (turn / 4 * 4 + lane) * 4 + turn % 4;
+            acc2 = unio_fma(w[i], z[i], acc2);
+        }
+        acc = unio_lanes_sum<4>(unio_sharers<4>(), acc);
+        acc2 = unio_lanes_sum<4>(unio_sharers<4>(), acc2);
         const real wide_y_1_ = acc;
         if (lane == 0) {
             wide_y_1[0] = wide_y_1_;
         }
         const real wide_y_ = real(10) * wide_y_1_;
-        real acc2 = real(0);
-        UNIO_UNROLL(8) for (int i = lane; i < 16; i += 4) {
-            acc2 = unio_fma(w[i], z[i], acc2);
-        }
-        acc2 = unio_lanes_sum<4>(acc2);
         const real logit_1_ = acc2;
         if (lane == 0) {
             logit_1[0] = logit_1_;

@@ -29,7 +29,7 @@ UNIO_KERNEL(64) perception_window_forward(
     is_volatile = is_volatile + size_t(blockIdx.x) * 1;
     today = today + size_t(blockIdx.x) * 18;
     x = x + size_t(blockIdx.x) * 144;
-    for (int e = threadIdx.x; e < 144; e += 64) {
+    UNIO_UNROLL(4) for (int e = threadIdx.x; e < 144; e += 64) {
         const int k = e / 18;
         const int m = e / 3 % 6;
         const int i = e % 3;

@@ -113,7 +113,7 @@ UNIO_KERNEL(512) sp4_atom_positions(
                 counts_0_value[k] = there ? unio_abs(z0[e]) : unio_nan();
             }
             const int bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
-            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, bin, lane);
             }
         }
@@ -145,7 +145,7 @@ UNIO_KERNEL(512) sp4_atom_positions(
                 counts_1_value[k] = there ? unio_abs(z1[e]) : unio_nan();
             }
             const int bin = unio_mantissa(counts_1_value[k], stat_1_exponent);
-            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, bin, lane);
             }
         }
@@ -177,7 +177,7 @@ UNIO_KERNEL(512) sp4_atom_positions(
                 counts_2_value[k] = there ? unio_abs(z2[e]) : unio_nan();
             }
             const int bin = unio_mantissa(counts_2_value[k], stat_2_exponent);
-            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, bin, lane);
             }
         }
@@ -209,7 +209,7 @@ UNIO_KERNEL(512) sp4_atom_positions(
                 counts_3_value[k] = there ? unio_abs(z3[e]) : unio_nan();
             }
             const int bin = unio_mantissa(counts_3_value[k], stat_3_exponent);
-            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_3 + warp * UNIO_BINS, bin, lane);
             }
         }
@@ -338,7 +338,7 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
         }
         UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
-            const unsigned counts_0_takers = __ballot_sync(0xffffffffu, counts_0_bin >= 0);
+            const unsigned counts_0_takers = __ballot_sync(UNIO_WARP, counts_0_bin >= 0);
             if (counts_0_takers != 0u) {
                 counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_bin, counts_0_takers, lane);
             }
@@ -347,7 +347,7 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
                     &counts_0_beyond, &counts_0_not_finite);
             }
             const int counts_1_bin = unio_key(counts_1_value[k]) - counts_1_window;
-            const unsigned counts_1_takers = __ballot_sync(0xffffffffu, counts_1_bin >= 0);
+            const unsigned counts_1_takers = __ballot_sync(UNIO_WARP, counts_1_bin >= 0);
             if (counts_1_takers != 0u) {
                 counts_1_held = unio_hold(counts_1_list, counts_1_held, counts_1_bin, counts_1_takers, lane);
             }
@@ -356,7 +356,7 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
                     &counts_1_beyond, &counts_1_not_finite);
             }
             const int counts_2_bin = unio_key(counts_2_value[k]) - counts_2_window;
-            const unsigned counts_2_takers = __ballot_sync(0xffffffffu, counts_2_bin >= 0);
+            const unsigned counts_2_takers = __ballot_sync(UNIO_WARP, counts_2_bin >= 0);
             if (counts_2_takers != 0u) {
                 counts_2_held = unio_hold(counts_2_list, counts_2_held, counts_2_bin, counts_2_takers, lane);
             }
@@ -365,7 +365,7 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
                     &counts_2_beyond, &counts_2_not_finite);
             }
             const int counts_3_bin = unio_key(counts_3_value[k]) - counts_3_window;
-            const unsigned counts_3_takers = __ballot_sync(0xffffffffu, counts_3_bin >= 0);
+            const unsigned counts_3_takers = __ballot_sync(UNIO_WARP, counts_3_bin >= 0);
             if (counts_3_takers != 0u) {
                 counts_3_held = unio_hold(counts_3_list, counts_3_held, counts_3_bin, counts_3_takers, lane);
             }
@@ -649,19 +649,19 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
         }
         UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
-            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, counts_0_bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
             }
             const int counts_1_bin = unio_mantissa(counts_1_value[k], stat_1_exponent);
-            if (__any_sync(0xffffffffu, counts_1_bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, counts_1_bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
             }
             const int counts_2_bin = unio_mantissa(counts_2_value[k], stat_2_exponent);
-            if (__any_sync(0xffffffffu, counts_2_bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, counts_2_bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
             }
             const int counts_3_bin = unio_mantissa(counts_3_value[k], stat_3_exponent);
-            if (__any_sync(0xffffffffu, counts_3_bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, counts_3_bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_3 + warp * UNIO_BINS, counts_3_bin, lane);
             }
         }

@@ -83,7 +83,7 @@ UNIO_KERNEL(512) sp4_bw_d_h_s2_bound(
                 counts_0_value[k] = there ? unio_abs(d[e]) : unio_nan();
             }
             const int bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
-            if (__any_sync(0xffffffffu, bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, bin, lane);
             }
         }
@@ -149,7 +149,7 @@ UNIO_KERNEL(512) sp4_bw_d_h_s2_bound_count(
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
-            const unsigned counts_0_takers = __ballot_sync(0xffffffffu, counts_0_bin >= 0);
+            const unsigned counts_0_takers = __ballot_sync(UNIO_WARP, counts_0_bin >= 0);
             if (counts_0_takers != 0u) {
                 counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_bin, counts_0_takers, lane);
             }
@@ -295,7 +295,7 @@ UNIO_KERNEL(256) sp4_bw_d_h_s2_bound_refine(
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
-            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, counts_0_bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
             }
         }

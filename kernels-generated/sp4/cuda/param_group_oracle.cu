@@ -114,7 +114,7 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
         }
         UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
-            const unsigned counts_0_takers = __ballot_sync(0xffffffffu, counts_0_bin >= 0);
+            const unsigned counts_0_takers = __ballot_sync(UNIO_WARP, counts_0_bin >= 0);
             if (counts_0_takers != 0u) {
                 counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_bin, counts_0_takers, lane);
             }
@@ -123,7 +123,7 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
                     &counts_0_beyond, &counts_0_not_finite);
             }
             const int counts_1_bin = unio_key(counts_1_value[k]) - counts_1_window;
-            const unsigned counts_1_takers = __ballot_sync(0xffffffffu, counts_1_bin >= 0);
+            const unsigned counts_1_takers = __ballot_sync(UNIO_WARP, counts_1_bin >= 0);
             if (counts_1_takers != 0u) {
                 counts_1_held = unio_hold(counts_1_list, counts_1_held, counts_1_bin, counts_1_takers, lane);
             }
@@ -132,7 +132,7 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
                     &counts_1_beyond, &counts_1_not_finite);
             }
             const int counts_2_bin = unio_key(counts_2_value[k]) - counts_2_window;
-            const unsigned counts_2_takers = __ballot_sync(0xffffffffu, counts_2_bin >= 0);
+            const unsigned counts_2_takers = __ballot_sync(UNIO_WARP, counts_2_bin >= 0);
             if (counts_2_takers != 0u) {
                 counts_2_held = unio_hold(counts_2_list, counts_2_held, counts_2_bin, counts_2_takers, lane);
             }
@@ -383,15 +383,15 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
         }
         UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const int counts_0_bin = unio_mantissa(counts_0_value[k], stat_0_exponent);
-            if (__any_sync(0xffffffffu, counts_0_bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, counts_0_bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, counts_0_bin, lane);
             }
             const int counts_1_bin = unio_mantissa(counts_1_value[k], stat_1_exponent);
-            if (__any_sync(0xffffffffu, counts_1_bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, counts_1_bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, counts_1_bin, lane);
             }
             const int counts_2_bin = unio_mantissa(counts_2_value[k], stat_2_exponent);
-            if (__any_sync(0xffffffffu, counts_2_bin < UNIO_BINS)) {
+            if (__any_sync(UNIO_WARP, counts_2_bin < UNIO_BINS)) {
                 unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, counts_2_bin, lane);
             }
         }

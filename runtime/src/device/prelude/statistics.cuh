@@ -16,7 +16,7 @@
 template <int BINS> UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
     // Matching takes as long as there are different values, so that what counts nothing is all the same.
     const bool counts = unsigned(bin) < unsigned(BINS);
-    const unsigned peers = __match_any_sync(0xffffffffu, counts ? bin : -1);
+    const unsigned peers = __match_any_sync(UNIO_WARP, counts ? bin : -1);
     if (counts && lane == __ffs(peers) - 1) {
         row[bin] = row[bin] + __popc(peers);
     }
@@ -63,12 +63,12 @@ UNIO_DEVICE int unio_window(int told) { return told < 1 ? 1 : told; }
 // Sum over the block's threads, in a fixed tree; `partial` has room for one number a warp. Every thread has the result.
 template <class T> UNIO_DEVICE T unio_block_sum(T value, T* partial) {
     const int lane = threadIdx.x % 32;
-    value = unio_lanes_sum<32>(value);
+    value = unio_lanes_sum<32>(UNIO_WARP, value);
     if (lane == 0) {
         partial[threadIdx.x / 32] = value;
     }
     __syncthreads();
-    const T total = unio_lanes_sum<32>(lane < int(blockDim.x) / 32 ? partial[lane] : T(0));
+    const T total = unio_lanes_sum<32>(UNIO_WARP, lane < int(blockDim.x) / 32 ? partial[lane] : T(0));
     __syncthreads();
     return total;
 }
@@ -76,12 +76,12 @@ template <class T> UNIO_DEVICE T unio_block_sum(T value, T* partial) {
 // The largest over the block's threads.
 UNIO_DEVICE double unio_block_max(double value, double* partial) {
     const int lane = threadIdx.x % 32;
-    value = unio_lanes_max<32>(value);
+    value = unio_lanes_max<32>(UNIO_WARP, value);
     if (lane == 0) {
         partial[threadIdx.x / 32] = value;
     }
     __syncthreads();
-    const double top = unio_lanes_max<32>(lane < int(blockDim.x) / 32 ? partial[lane] : -double(unio_inf()));
+    const double top = unio_lanes_max<32>(UNIO_WARP, lane < int(blockDim.x) / 32 ? partial[lane] : -double(unio_inf()));
     __syncthreads();
     return top;
 }
@@ -99,14 +99,14 @@ template <int BINS> UNIO_DEVICE int unio_total(const int* rows) {
 template <int BINS> UNIO_DEVICE void unio_prefix(int total, int* counted) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int step = 1; step < 32; step *= 2) {
-        const int below = __shfl_up_sync(0xffffffffu, total, step);
+        const int below = __shfl_up_sync(UNIO_WARP, total, step);
         total += lane >= step ? below : 0;
     }
     if (lane == 31) {
         counted[BINS + warp] = total;
     }
     __syncthreads();
-    total += unio_lanes_sum<32>(lane < warp ? counted[BINS + lane] : 0);
+    total += unio_lanes_sum<32>(UNIO_WARP, lane < warp ? counted[BINS + lane] : 0);
     if (threadIdx.x < BINS) {
         counted[threadIdx.x] = total;
     }

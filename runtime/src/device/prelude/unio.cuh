@@ -92,21 +92,49 @@ UNIO_DEVICE double unio_max(double a, double b) {
     return a == a ? a : b;
 }
 
-// What lanes that share an element have, joined in a fixed tree; every one of them gets the same bits.
+// Copies a number into shared memory while the thread goes on; it is there after unio_copied() and a barrier.
+template <class T> UNIO_DEVICE void unio_copy(T* to, const T* from) {
+#if !defined(UNIO_EMULATOR) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
+                 "n"(sizeof(T)) : "memory");
+#else
+    *to = *from;
+#endif
+}
+UNIO_DEVICE void unio_copied() {
+#if !defined(UNIO_EMULATOR) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// What lanes that share an element have, joined in a fixed tree; every one of them gets the same bits. The mask names the lanes
+// that are there: of the warp all, or those of the element.
+#define UNIO_WARP 0xffffffffu
 template <int LANES> UNIO_DEVICE unsigned unio_sharers() {
-    return LANES == 32 ? 0xffffffffu : ((1u << (LANES % 32)) - 1) << (threadIdx.x % 32 / LANES * LANES);
+    return LANES == 32 ? UNIO_WARP : ((1u << (LANES % 32)) - 1) << (threadIdx.x % 32 / LANES * LANES);
 }
-template <int LANES, class T> UNIO_DEVICE T unio_lanes_sum(T x) {
-    for (int half = LANES / 2; half > 0; half /= 2) x = x + __shfl_xor_sync(unio_sharers<LANES>(), x, half);
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_sum(unsigned mask, T x) {
+    for (int half = LANES / 2; half > 0; half /= 2) x = x + __shfl_xor_sync(mask, x, half);
     return x;
 }
-template <int LANES, class T> UNIO_DEVICE T unio_lanes_max(T x) {
-    for (int half = LANES / 2; half > 0; half /= 2) x = unio_max(x, __shfl_xor_sync(unio_sharers<LANES>(), x, half));
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_max(unsigned mask, T x) {
+    for (int half = LANES / 2; half > 0; half /= 2) x = unio_max(x, __shfl_xor_sync(mask, x, half));
     return x;
 }
-template <int LANES, class T> UNIO_DEVICE T unio_lanes_min(T x) {
-    for (int half = LANES / 2; half > 0; half /= 2) x = unio_min(x, __shfl_xor_sync(unio_sharers<LANES>(), x, half));
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_min(unsigned mask, T x) {
+    for (int half = LANES / 2; half > 0; half /= 2) x = unio_min(x, __shfl_xor_sync(mask, x, half));
     return x;
+}
+// Of as many sums as lanes, all split over the lanes, each lane gets the one of its own number, joined in a fixed tree.
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_own(unsigned mask, T (&x)[LANES]) {
+    UNIO_UNROLL() for (int half = LANES / 2; half > 0; half /= 2) {
+        const bool upper = threadIdx.x & half;
+        UNIO_UNROLL() for (int n = 0; n < half; ++n) {
+            const T kept = upper ? x[n + half] : x[n], given = upper ? x[n] : x[n + half];
+            x[n] = kept + __shfl_xor_sync(mask, given, half);
+        }
+    }
+    return x[0];
 }
 
 // 2^k for -126 <= k <= 127.
@@ -178,26 +206,46 @@ UNIO_DEVICE float unio_log1p(float x) {
 }
 UNIO_DEVICE double unio_log1p(double x) { return UNIO_LIBM(log1p)(x); }
 
+// a / b where neither they nor the result are near the ends of the range: what a division does there, without its branch.
+UNIO_DEVICE float unio_quotient(float a, float b) {
+#ifdef UNIO_EMULATOR
+    return a / b;
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
+    y = unio_fma(y, unio_fma(-b, y, 1.0f), y);
+    float q = a * y;
+    q = unio_fma(unio_fma(-b, q, a), y, q);
+    // The second step makes it the nearest float (Markstein): the bits of a division.
+    return unio_fma(unio_fma(-b, q, a), y, q);
+#endif
+}
+
+// No branch: a compiler may do several of them side by side.
 UNIO_DEVICE float unio_tanh(float x) {
     float t = unio_abs(x);
-    if (x != x) return unio_nan();
-    if (t >= 0.599609375f) {
-        float r = 1.0f - 2.0f / (unio_exp(2.0f * t) + 1.0f);
-        return x < 0.0f ? -r : r;
-    }
+    // Beyond 20 it is 1 anyway.
+    float r = 1.0f - unio_quotient(2.0f, unio_exp(t < 20.0f ? 2.0f * t : 40.0f) + 1.0f);
     float s = x * x;
-    float r = -5.81908459e-3f;
-    r = unio_fma(r, s, 2.07347516e-2f);
-    r = unio_fma(r, s, -5.37670441e-2f);
-    r = unio_fma(r, s, 1.33317456e-1f);
-    r = unio_fma(r, s, -3.33332926e-1f);
-    return unio_fma(r * s, x, x);
+    float p = -5.81908459e-3f;
+    p = unio_fma(p, s, 2.07347516e-2f);
+    p = unio_fma(p, s, -5.37670441e-2f);
+    p = unio_fma(p, s, 1.33317456e-1f);
+    p = unio_fma(p, s, -3.33332926e-1f);
+    p = unio_fma(p * s, x, x);
+    r = x < 0.0f ? -r : r;
+    r = t >= 0.599609375f ? r : p;
+    return x != x ? unio_nan() : r;
 }
 UNIO_DEVICE double unio_tanh(double x) { return UNIO_LIBM(tanh)(x); }
 
 UNIO_DEVICE float unio_sigmoid(float x) {
     float e = unio_exp(-unio_abs(x));
-    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+    // Below 2^-30 it is e itself.
+    bool tiny = x < 0.0f && e < 9.31322575e-10f;
+    float r = unio_quotient(x < 0.0f && !tiny ? e : 1.0f, 1.0f + e);
+    r = tiny ? e : r;
+    return x != x ? unio_nan() : r;
 }
 UNIO_DEVICE double unio_sigmoid(double x) {
     double e = unio_exp(-unio_abs(x));
