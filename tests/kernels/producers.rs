@@ -240,3 +240,33 @@ fn linear_bins_agree_on_normals_and_fail_on_a_spike() {
     close("spike", measure(&data, "counts"), truth, 0.005);
     assert!(measure(&data, "linear") > 5.0 * truth, "256 bins up to 1e4 cannot tell");
 }
+
+/// The groups of one model have lengths that the plan knows: few elements of the one, many of another.
+#[test]
+fn a_models_groups_are_measured_each_over_its_own_elements() {
+    let artefacts = unio_tests::compile_set("perception").artefacts;
+    let params = &artefacts.program.as_ref().unwrap().params;
+    let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
+    unio_tests::fill_externals(&mut session, &artefacts, 64).unwrap();
+    session.init_params(1).unwrap();
+    session.run(Phase::Train).unwrap();
+    let (weights, grads) = (session.read_real("params").unwrap(), session.read_real("grads").unwrap());
+    let mut lengths = Vec::new();
+    for (member, group) in ["heads", "select", "trunk"].into_iter().enumerate() {
+        let own = params.iter().filter(|p| p.group == group);
+        let ranges = own.map(|p| p.offset..p.offset + p.shape.iter().product::<usize>());
+        let elements: Vec<usize> = ranges.flatten().collect();
+        let of = |all: &[f64]| elements.iter().map(|n| all[*n]).collect::<Vec<f64>>();
+        let (w, g) = (of(&weights), of(&grads));
+        let slot = |name: &str| f64::from(session.slot_named(name).unwrap()[member]);
+        close(&format!("weight_bound[{group}]"), slot("weight_bound"), quantile(&w, 0.99), 0.005);
+        let product: f64 = w.iter().zip(&g).map(|(w, g)| w * g).sum();
+        let squares: f64 = w.iter().map(|w| w * w).sum();
+        close(&format!("wd_rate[{group}]"), slot("wd_rate"), product.abs() / squares.max(1e-8), 1e-3);
+        lengths.push(elements.len());
+    }
+    assert!(
+        lengths.iter().any(|n| *n <= 4096) && lengths.iter().any(|n| *n > 4096),
+        "{lengths:?}: one form was not met"
+    );
+}

@@ -261,9 +261,10 @@ impl Planner<'_> {
             node.args = self.scalar_args(program, group.map(|g| g.name.as_str()));
             node.needs.clear();
             // Whether there is anything to join hangs on the length too.
-            if !by_length {
-                node.count = NodeCount::None;
-            }
+            node.count = match by_length {
+                true => self.elements(producer, program, parts[n].as_ref()),
+                false => NodeCount::None,
+            };
         }
         node.instead_of = by_length.then(|| name.to_owned());
         node.parts = Some(parts.len());
