@@ -21,6 +21,9 @@ const FLUSH: usize = 256 << 20;
 /// Bytes over which a cold part rotates.
 const ROTATION: u64 = 200 << 20;
 
+/// Microseconds that all replays of a graph may take, about.
+const LONGEST: f64 = 500_000.0;
+
 /// Most launches of a graph: its edges are checked pair by pair.
 const LAUNCHES: usize = 600;
 
@@ -53,8 +56,16 @@ pub enum Data {
 pub struct Repeats {
     /// Times in one graph; fewer of a part that has many launches.
     pub steps: usize,
-    /// Replays of the graph; the median counts.
+    /// Replays of the graph; the median counts. Of a graph that takes long there are fewer, but three at least.
     pub replays: usize,
+}
+
+impl Repeats {
+    /// Replays of a graph that takes so many microseconds.
+    fn replays_of(self, us: f64) -> usize {
+        let affordable = if us > 0.0 { (LONGEST / us) as usize } else { usize::MAX };
+        self.replays.min(affordable.max(3)).max(1)
+    }
 }
 
 impl<'a> Bench<'a> {
@@ -99,7 +110,7 @@ impl<'a> Bench<'a> {
         let mut graph = session.graph(Phase::Train)?;
         graph.launch()?;
         let mut times = Vec::new();
-        for _ in 0..repeats.replays.max(1) {
+        while times.len() < repeats.replays_of(times.first().map_or(0.0, |us| us * steps as f64)) {
             flush.zero()?;
             watch.start()?;
             graph.launch()?;

@@ -25,10 +25,12 @@ pub fn set(device: &Device, artefacts: &Artefacts, scale: &Scale, args: &BenchAr
     for unit in units(artefacts).into_iter().filter(|unit| wanted(&unit.name)) {
         let whole = bench.part(|launch| unit.launches.contains(&launch.name));
         let grown = scale.sizes.iter().filter(|n| Some(**n) != whole.count()).filter_map(|n| whole.resized(*n));
-        let grown: Vec<Part> = grown.filter(|part| part.bytes() <= LARGEST).collect();
+        let grown = grown.filter(|part| part.bytes() <= LARGEST).map(|part| (part, false));
+        let parts: Vec<(Part, bool)> = std::iter::once((whole.clone(), true)).chain(grown).collect();
+        // A kernel for few elements is not launched over many, nor the other way round.
+        let made = parts.iter().filter(|(part, _)| bench.shapes(part).map_or(true, |shapes| !shapes.is_empty()));
         let row = |part: &Part, compiled| row(&bench, artefacts, &unit.name, part, compiled, scale, args.bandwidth);
-        report.kernels.push(row(&whole, true));
-        report.kernels.extend(grown.iter().map(|part| row(part, false)));
+        report.kernels.extend(made.map(|(part, compiled)| row(part, *compiled)));
     }
     if args.filter.is_none() {
         report.whole_steps.push(whole_step(&mut session, &bench, artefacts, scale)?);
@@ -117,7 +119,8 @@ fn row(
         Ok(figures) => (Some(figures), None),
         Err(error) => (None, Some(format!("{error:#}"))),
     };
-    let (set, launches) = (artefacts.set.clone(), part.launches().len());
+    let made = bench.shapes(part).map_or(part.launches().len(), |shapes| shapes.len());
+    let (set, launches) = (artefacts.set.clone(), made);
     KernelRow { set, kernel: name.into(), launches, n: part.count(), compiled, figures, error }
 }
 
