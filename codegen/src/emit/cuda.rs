@@ -156,7 +156,8 @@ fn producer(text: &ProducerText) -> serde_json::Value {
         })
     };
     let (threads, unroll) = (text.threads, text.unroll);
-    let looped = format!("unsigned first = blockIdx.x * {threads}; first < unsigned(n); first += {unroll} * step");
+    let chunk = unroll * threads as usize;
+    let looped = format!("unsigned first = blockIdx.x * (many ? {chunk} : {threads}); first < unsigned(n); first += gridDim.x * {chunk}");
     json!({
         "counted": text.counted,
         "reads": text.reads,

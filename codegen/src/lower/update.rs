@@ -42,10 +42,13 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
     };
     let mut all: Vec<Op> = read.into_iter().chain(counters.iter().map(Counter::start)).collect();
     // Without a sign: the last turn may step beyond the largest `int`.
-    all.push(Op::Let { ty: "unsigned", name: step.clone(), value: format!("gridDim.x * {threads}") });
+    let chunk = threads as usize * TOGETHER;
+    let many = format!("{count} >= gridDim.x * {chunk}u");
+    // Elements that a thread takes together lie as far apart as lets all blocks have some, or side by side where all have many.
+    all.push(Op::Let { ty: "unsigned", name: step.clone(), value: format!("{many} ? {threads} : gridDim.x * {threads}") });
     all.push(Op::For {
         head: format!(
-            "unsigned {first} = blockIdx.x * {threads} + threadIdx.x; {first} < {count}; {first} += {TOGETHER} * {step}"
+            "unsigned {first} = blockIdx.x * ({many} ? {chunk} : {threads}) + threadIdx.x; {first} < {count}; {first} += gridDim.x * {chunk}"
         ),
         body: together(&statements.loads, statements.ops, [&turn, &first, &step, &element, &count]),
     });

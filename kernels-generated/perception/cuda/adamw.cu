@@ -28,8 +28,8 @@ UNIO_KERNEL(512) perception_adamw(
     const real prev_wd_rate_ = real(prev_wd_rate[0]);
     const real prev_effective_bound_ = real(prev_effective_bound[0]);
     int clamp_engage_count_ = 0;
-    const unsigned step = gridDim.x * 512;
-    for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < unsigned(n); first += 4 * step) {
+    const unsigned step = unsigned(n) >= gridDim.x * 2048u ? 512 : gridDim.x * 512;
+    for (unsigned first = blockIdx.x * (unsigned(n) >= gridDim.x * 2048u ? 2048 : 512) + threadIdx.x; first < unsigned(n); first += gridDim.x * 2048) {
         real m_s[4];
         real v_s[4];
         real w_s[4];

@@ -13,8 +13,8 @@ UNIO_KERNEL(512) perception_pick_batch(
 ) {
     const int prev_cursor_ = prev_cursor[0];
     const int prev_rows_ = prev_rows[0];
-    const unsigned step = gridDim.x * 512;
-    for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < 32u; first += 4 * step) {
+    const unsigned step = 32u >= gridDim.x * 2048u ? 512 : gridDim.x * 512;
+    for (unsigned first = blockIdx.x * (32u >= gridDim.x * 2048u ? 2048 : 512) + threadIdx.x; first < 32u; first += gridDim.x * 2048) {
         UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
             if (first + turn * step < 32u) {
                 const int b = int(first + turn * step);

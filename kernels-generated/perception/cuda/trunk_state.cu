@@ -50,9 +50,10 @@ UNIO_KERNEL(512) perception_trunk_state(
     double acc_1 = 0.0;
     // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
     // beyond the last one it is read again, and left out.
-    const unsigned step = gridDim.x * 512;
+    const bool many = unsigned(n) >= gridDim.x * 4096;
+    const unsigned step = many ? 512 : gridDim.x * 512;
     float counts_0_value[8];
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
@@ -81,7 +82,7 @@ UNIO_KERNEL(512) perception_trunk_state(
         counts_0[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             // What a single turn read is still at hand.
             if (n > 4096) {

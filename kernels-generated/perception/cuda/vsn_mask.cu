@@ -62,8 +62,9 @@ UNIO_KERNEL(512) perception_vsn_mask(
     double acc_5 = 0.0;
     // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
     // beyond the last one it is read again, and left out.
-    const unsigned step = gridDim.x * 512;
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    const bool many = unsigned(n) >= gridDim.x * 4096;
+    const unsigned step = many ? 512 : gridDim.x * 512;
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);

@@ -65,12 +65,13 @@ UNIO_KERNEL(512) sp4_atom_positions(
     __syncthreads();
     // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
     // beyond the last one it is read again, and left out.
-    const unsigned step = gridDim.x * 512;
+    const bool many = unsigned(n) >= gridDim.x * 4096;
+    const unsigned step = many ? 512 : gridDim.x * 512;
     float counts_0_value[8];
     float counts_1_value[8];
     float counts_2_value[8];
     float counts_3_value[8];
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
@@ -103,7 +104,7 @@ UNIO_KERNEL(512) sp4_atom_positions(
         counts_0[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             // What a single turn read is still at hand.
             if (n > 4096) {
@@ -135,7 +136,7 @@ UNIO_KERNEL(512) sp4_atom_positions(
         counts_1[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             // What a single turn read is still at hand.
             if (n > 4096) {
@@ -167,7 +168,7 @@ UNIO_KERNEL(512) sp4_atom_positions(
         counts_2[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             // What a single turn read is still at hand.
             if (n > 4096) {
@@ -199,7 +200,7 @@ UNIO_KERNEL(512) sp4_atom_positions(
         counts_3[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             // What a single turn read is still at hand.
             if (n > 4096) {
@@ -310,8 +311,9 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
     int counts_3_not_finite = 0;
     // One read of the buffers serves every statistic, 4 elements a thread at a time, all on their way before the first is used:
     // beyond the last one it is read again, and left out.
-    const unsigned step = gridDim.x * 512;
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 4 * step) {
+    const bool many = unsigned(n) >= gridDim.x * 2048;
+    const unsigned step = many ? 512 : gridDim.x * 512;
+    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n); first += gridDim.x * 2048) {
         float counts_0_value[4];
         float counts_1_value[4];
         float counts_2_value[4];
@@ -546,8 +548,9 @@ UNIO_KERNEL(256) sp4_atom_positions_exponents(
         counts_3[bin] = 0;
     }
     __syncthreads();
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 4 * step) {
+    const bool many = unsigned(n) >= gridDim.x * 1024;
+    const unsigned step = many ? 256 : gridDim.x * 256;
+    for (unsigned first = blockIdx.x * (many ? 1024 : 256); first < unsigned(n); first += gridDim.x * 1024) {
         float counts_0_value[4];
         float counts_1_value[4];
         float counts_2_value[4];
@@ -632,8 +635,9 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[29]), found);
     const int stat_3_exponent = found[0];
     __syncthreads();
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 4 * step) {
+    const bool many = unsigned(n) >= gridDim.x * 1024;
+    const unsigned step = many ? 256 : gridDim.x * 256;
+    for (unsigned first = blockIdx.x * (many ? 1024 : 256); first < unsigned(n); first += gridDim.x * 1024) {
         float counts_0_value[4];
         float counts_1_value[4];
         float counts_2_value[4];

@@ -77,8 +77,9 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
     float acc_7 = -unio_inf();
     // One read of the buffers serves every statistic, 4 elements a thread at a time, all on their way before the first is used:
     // beyond the last one it is read again, and left out.
-    const unsigned step = gridDim.x * 512;
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 4 * step) {
+    const bool many = unsigned(n) >= gridDim.x * 2048;
+    const unsigned step = many ? 512 : gridDim.x * 512;
+    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n); first += gridDim.x * 2048) {
         float counts_0_value[4];
         float counts_1_value[4];
         float counts_2_value[4];
@@ -293,8 +294,9 @@ UNIO_KERNEL(256) sp4_param_group_oracle_exponents(
         counts_2[bin] = 0;
     }
     __syncthreads();
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 4 * step) {
+    const bool many = unsigned(n) >= gridDim.x * 1024;
+    const unsigned step = many ? 256 : gridDim.x * 256;
+    for (unsigned first = blockIdx.x * (many ? 1024 : 256); first < unsigned(n); first += gridDim.x * 1024) {
         float counts_0_value[4];
         float counts_1_value[4];
         float counts_2_value[4];
@@ -368,8 +370,9 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[21]), found);
     const int stat_2_exponent = found[0];
     __syncthreads();
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 4 * step) {
+    const bool many = unsigned(n) >= gridDim.x * 1024;
+    const unsigned step = many ? 256 : gridDim.x * 256;
+    for (unsigned first = blockIdx.x * (many ? 1024 : 256); first < unsigned(n); first += gridDim.x * 1024) {
         float counts_0_value[4];
         float counts_1_value[4];
         float counts_2_value[4];

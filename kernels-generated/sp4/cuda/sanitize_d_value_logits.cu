@@ -9,8 +9,8 @@ UNIO_KERNEL(512) sp4_sanitize_d_value_logits(
     int n
 ) {
     const real now_q_dir_grad_bound_ = real(now_q_dir_grad_bound[0]);
-    const unsigned step = gridDim.x * 512;
-    for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < unsigned(n); first += 4 * step) {
+    const unsigned step = unsigned(n) >= gridDim.x * 2048u ? 512 : gridDim.x * 512;
+    for (unsigned first = blockIdx.x * (unsigned(n) >= gridDim.x * 2048u ? 2048 : 512) + threadIdx.x; first < unsigned(n); first += gridDim.x * 2048) {
         real x_s[4];
         UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
             if (first + turn * step < unsigned(n)) {

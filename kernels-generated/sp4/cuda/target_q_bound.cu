@@ -44,9 +44,10 @@ UNIO_KERNEL(512) sp4_target_q_bound(
     __syncthreads();
     // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
     // beyond the last one it is read again, and left out.
-    const unsigned step = gridDim.x * 512;
+    const bool many = unsigned(n) >= gridDim.x * 4096;
+    const unsigned step = many ? 512 : gridDim.x * 512;
     float counts_0_value[8];
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
@@ -73,7 +74,7 @@ UNIO_KERNEL(512) sp4_target_q_bound(
         counts_0[bin] = 0;
     }
     __syncthreads();
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             // What a single turn read is still at hand.
             if (n > 4096) {
@@ -130,8 +131,9 @@ UNIO_KERNEL(512) sp4_target_q_bound_count(
     int counts_0_not_finite = 0;
     // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
     // beyond the last one it is read again, and left out.
-    const unsigned step = gridDim.x * 512;
-    for (unsigned first = blockIdx.x * 512; first < unsigned(n); first += 8 * step) {
+    const bool many = unsigned(n) >= gridDim.x * 4096;
+    const unsigned step = many ? 512 : gridDim.x * 512;
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         float counts_0_value[8];
         // Where all are there, no read hangs on a condition.
         if (first + 7 * step + 512 <= unsigned(n)) {
@@ -234,8 +236,9 @@ UNIO_KERNEL(256) sp4_target_q_bound_exponents(
         counts_0[bin] = 0;
     }
     __syncthreads();
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
+    const bool many = unsigned(n) >= gridDim.x * 2048;
+    const unsigned step = many ? 256 : gridDim.x * 256;
+    for (unsigned first = blockIdx.x * (many ? 2048 : 256); first < unsigned(n); first += gridDim.x * 2048) {
         float counts_0_value[8];
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
@@ -284,8 +287,9 @@ UNIO_KERNEL(256) sp4_target_q_bound_refine(
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
     const int stat_0_exponent = found[0];
     __syncthreads();
-    const unsigned step = gridDim.x * 256;
-    for (unsigned first = blockIdx.x * 256; first < unsigned(n); first += 8 * step) {
+    const bool many = unsigned(n) >= gridDim.x * 2048;
+    const unsigned step = many ? 256 : gridDim.x * 256;
+    for (unsigned first = blockIdx.x * (many ? 2048 : 256); first < unsigned(n); first += gridDim.x * 2048) {
         float counts_0_value[8];
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const unsigned place = first + k * step + threadIdx.x;
