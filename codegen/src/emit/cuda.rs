@@ -118,7 +118,7 @@ fn array(array: &SharedArray) -> serde_json::Value {
 fn body(skeletons: &Handlebars<'_>, kernel: &Kernel) -> String {
     let text = match &kernel.body {
         KernelBody::Ops(body) => ops(body, 1),
-        KernelBody::Producer(text) => render(skeletons, step_name(text.step), &producer(text)),
+        KernelBody::Producer(text) => ops(&text.scalars, 1) + &render(skeletons, step_name(text.step), &producer(text)),
         KernelBody::ReduceAxis0 { batch, place } => {
             let (columns, rows) = (REDUCER_COLUMNS, REDUCER_ROWS);
             let data = json!({ "columns": columns, "rows": rows, "half": rows / 2, "batch": batch, "place": place });
@@ -157,7 +157,9 @@ fn producer(text: &ProducerText) -> serde_json::Value {
     };
     let (threads, unroll) = (text.threads, text.unroll);
     let chunk = unroll * threads as usize;
-    let looped = format!("unsigned first = blockIdx.x * (many ? {chunk} : {threads}); first < unsigned(n); first += gridDim.x * {chunk}");
+    let looped = format!(
+        "unsigned first = blockIdx.x * (many ? {chunk} : {threads}); first < unsigned(n); first += gridDim.x * {chunk}"
+    );
     json!({
         "counted": text.counted,
         "reads": text.reads,
@@ -176,6 +178,8 @@ fn producer(text: &ProducerText) -> serde_json::Value {
         "sums": text.sums.iter().map(sum).collect::<Vec<_>>(),
         "maxima": text.maxima.iter().map(sum).collect::<Vec<_>>(),
         "quantiles": text.quantiles.iter().map(quantile).collect::<Vec<_>>(),
+        "reads_before": text.reads_before,
+        "signal_threads": text.signal_threads,
         "signals": ops(&text.signals, 2).trim_end(),
     })
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use unio_interface::{Grid, Shared};
 
 use super::expr::{Namer, Printer};
-use super::update::{Equations, Pointer, scalar_values};
+use super::update::{Equations, Pointer, registers};
 use super::{Function, KernelBody, Lowered, Op, SharedArray};
 use crate::math::{BinaryFn, Expr, Role, StatisticKind, TensorId};
 use crate::plan::{KernelPlan, ProducerBody, ProducerStep, SignalPlan, Table};
@@ -31,8 +31,14 @@ pub struct ProducerText {
     pub maxima: Vec<SumText>,
     /// Statistics that are quantiles.
     pub quantiles: Vec<QuantileText>,
-    /// Signals and smoothing, by one thread.
+    /// Slots and states that are read, each once.
+    pub scalars: Vec<Op>,
+    /// Whether they must have been read by all threads before a slot moves.
+    pub reads_before: bool,
+    /// Signals and smoothing, a signal a warp: its first thread does it.
     pub signals: Vec<Op>,
+    /// Threads of those warps.
+    pub signal_threads: usize,
 }
 
 /// A statistic that adds up one number an element.
@@ -87,7 +93,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
     let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });
     let pointers: BTreeMap<TensorId, Pointer> = body.params.iter().map(pointer).collect();
     let scalars: Vec<String> = body.scalars.iter().map(|s| names[*s].clone()).collect();
-    let scalars = scalar_values(&body.program, &scalars);
+    let (scalars, read) = registers(&body.program, &scalars, &mut namer);
     let mut text = blank(kernel, body);
     let mut results = BTreeMap::new();
     for (n, statistic) in body.program.statistics.iter().enumerate() {
@@ -114,11 +120,17 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
         namer = printer.namer;
         add_statistic(&mut text, n, statistic.kind, before, value);
     }
-    for signal in &body.signals {
-        let (ops, x) = smooth(body, signal, names, &results, &pointers, &scalars, &namer);
+    let warps = kernel.threads as usize / 32;
+    for (n, signal) in body.signals.iter().enumerate() {
+        let thread = n % warps * 32;
+        let (ops, x) = smooth(body, signal, thread, names, &results, &pointers, &scalars, &namer);
         results.insert(signal.tensor, x);
         text.signals.extend(ops);
     }
+    text.signal_threads = warps.min(body.signals.len()) * 32;
+    // One thread moves a slot, which another may have to read before.
+    text.reads_before = text.signal_threads > 32 && !read.is_empty();
+    text.scalars = if body.step == ProducerStep::Settle { Vec::new() } else { read };
     if matches!(body.step, ProducerStep::Exponents | ProducerStep::Refine) {
         // The first read gave them.
         text.sums.clear();
@@ -169,7 +181,10 @@ fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
         sums: Vec::new(),
         maxima: Vec::new(),
         quantiles: Vec::new(),
+        scalars: Vec::new(),
+        reads_before: false,
         signals: Vec::new(),
+        signal_threads: 0,
     }
 }
 
@@ -273,6 +288,7 @@ impl ProducerText {
 fn smooth(
     body: &ProducerBody,
     signal: &SignalPlan,
+    thread: usize,
     names: &[String],
     results: &BTreeMap<TensorId, String>,
     pointers: &BTreeMap<TensorId, Pointer>,
@@ -295,18 +311,19 @@ fn smooth(
     };
     let value = printer.expr(&assign.value, &mut ops).text();
     ops.push(Op::Let { ty: "real", name: x.clone(), value });
-    ops.push(Op::Set { place: format!("{}[0]", names[signal.observed]), value: x.clone() });
+    let observe = Op::Set { place: format!("{}[0]", names[signal.observed]), value: x.clone() };
     let skipped = &names[signal.skipped];
     let count = Op::Set { place: format!("{skipped}[0]"), value: format!("{skipped}[0] + 1") };
-    let body: Vec<Op> = signal
-        .smoothed
-        .iter()
-        .map(|(slot, states)| Op::Do(format!("{}({x}, {}, {})", law_symbol(body), names[*slot], names[*states])))
-        .collect();
-    ops.push(match body.is_empty() {
+    let call = |(slot, states): &(usize, usize)| {
+        Op::Do(format!("{}({x}, {}, {})", law_symbol(body), names[*slot], names[*states]))
+    };
+    let moved: Vec<Op> = signal.smoothed.iter().map(call).collect();
+    let finite = match moved.is_empty() {
         true => Op::If { condition: format!("!unio_isfinite({x})"), body: vec![count], otherwise: Vec::new() },
-        false => Op::If { condition: format!("unio_isfinite({x})"), body, otherwise: vec![count] },
-    });
+        false => Op::If { condition: format!("unio_isfinite({x})"), body: moved, otherwise: vec![count] },
+    };
+    let (condition, otherwise) = (format!("threadIdx.x == {thread}"), Vec::new());
+    ops.push(Op::If { condition, body: vec![observe, finite], otherwise });
     (ops, x)
 }
 

@@ -45,7 +45,11 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
     let chunk = threads as usize * TOGETHER;
     let many = format!("{count} >= gridDim.x * {chunk}u");
     // Elements that a thread takes together lie as far apart as lets all blocks have some, or side by side where all have many.
-    all.push(Op::Let { ty: "unsigned", name: step.clone(), value: format!("{many} ? {threads} : gridDim.x * {threads}") });
+    all.push(Op::Let {
+        ty: "unsigned",
+        name: step.clone(),
+        value: format!("{many} ? {threads} : gridDim.x * {threads}"),
+    });
     all.push(Op::For {
         head: format!(
             "unsigned {first} = blockIdx.x * ({many} ? {chunk} : {threads}) + threadIdx.x; {first} < {count}; {first} += gridDim.x * {chunk}"
@@ -66,7 +70,7 @@ pub(super) fn scalar_values(program: &Program, pointers: &[String]) -> Vec<Strin
 }
 
 /// Registers for the values of scalars.
-fn registers(program: &Program, pointers: &[String], namer: &mut Namer) -> (Vec<String>, Vec<Op>) {
+pub(super) fn registers(program: &Program, pointers: &[String], namer: &mut Namer) -> (Vec<String>, Vec<Op>) {
     let values = scalar_values(program, pointers).into_iter();
     let read = program.scalars.iter().zip(pointers).zip(values).map(|((scalar, pointer), value)| {
         let (ty, name) = (if scalar.int { "int" } else { "real" }, namer.unique(&format!("{pointer}_")));

@@ -134,7 +134,7 @@ impl Planner<'_> {
             entry: producer.name.clone(),
             doc: producer.doc.clone(),
             loc: producer.loc.clone(),
-            threads: step.threads(&Table::of(program)),
+            threads: step.threads(&Table::of(program), producer.signals.len()),
             params,
             body: Body::Producer(body),
         })
@@ -388,8 +388,10 @@ impl ProducerStep {
     }
 
     /// Threads of its blocks; a bin a thread at least where it ranks.
-    fn threads(self, table: &Table) -> u32 {
+    fn threads(self, table: &Table, signals: usize) -> u32 {
         match self {
+            // Nothing is read but slots: a warp a signal.
+            ProducerStep::Whole if table.sums + table.quantiles == 0 => 32 * signals.clamp(1, 8) as u32,
             // Each warp counts all bins of each quantile in shared memory of its own.
             ProducerStep::Whole if table.quantiles > MOST_RANKED => ELEMENT_THREADS,
             ProducerStep::Count | ProducerStep::Whole | ProducerStep::Finish => 2 * ELEMENT_THREADS,

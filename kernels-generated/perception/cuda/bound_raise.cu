@@ -3,7 +3,7 @@
 
 // The bound that the optimizer reads: the slot's, or the step's largest weight where the excess is sustained.
 // From `bound_raise` in specs/perception/control.toml.
-UNIO_KERNEL(512) perception_bound_raise(
+UNIO_KERNEL(32) perception_bound_raise(
     UNIO_IN(float, prev_deficit_steps),
     UNIO_IN(float, now_weight_bound),
     UNIO_IN(float, observed_max_abs_w),
@@ -11,23 +11,17 @@ UNIO_KERNEL(512) perception_bound_raise(
     UNIO_INOUT(int, effective_bound_skipped),
     int n
 ) {
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
-    const bool many = unsigned(n) >= gridDim.x * 4096;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-        }
-    }
+    const real prev_deficit_steps_ = real(prev_deficit_steps[0]);
+    const real now_weight_bound_ = real(now_weight_bound[0]);
+    const real observed_max_abs_w_ = real(observed_max_abs_w[0]);
 
-    if (threadIdx.x == 0) {
-        const real effective_bound_x = real(prev_deficit_steps[0]) >= real(50) ? unio_max(real(now_weight_bound[0]), real(observed_max_abs_w[0])) : real(now_weight_bound[0]);
-        effective_bound_observed[0] = effective_bound_x;
-        if (!unio_isfinite(effective_bound_x)) {
-            effective_bound_skipped[0] = effective_bound_skipped[0] + 1;
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32) {
+        const real effective_bound_x = prev_deficit_steps_ >= real(50) ? unio_max(now_weight_bound_, observed_max_abs_w_) : now_weight_bound_;
+        if (threadIdx.x == 0) {
+            effective_bound_observed[0] = effective_bound_x;
+            if (!unio_isfinite(effective_bound_x)) {
+                effective_bound_skipped[0] = effective_bound_skipped[0] + 1;
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ UNIO_DEVICE void run_length_law(real x, float* slot, float* states) {
 
 // For how many steps the smoothed excess has lasted.
 // From `deficit_run` in specs/perception/control.toml.
-UNIO_KERNEL(512) perception_deficit_run(
+UNIO_KERNEL(32) perception_deficit_run(
     UNIO_IN(float, now_rate_deficit_ema),
     UNIO_INOUT(float, deficit_steps_slot),
     UNIO_INOUT(float, deficit_steps_observed),
@@ -18,25 +18,17 @@ UNIO_KERNEL(512) perception_deficit_run(
     UNIO_INOUT(int, deficit_steps_skipped),
     int n
 ) {
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
-    const bool many = unsigned(n) >= gridDim.x * 4096;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-        }
-    }
+    const real now_rate_deficit_ema_ = real(now_rate_deficit_ema[0]);
 
-    if (threadIdx.x == 0) {
-        const real deficit_steps_x = real(now_rate_deficit_ema[0]);
-        deficit_steps_observed[0] = deficit_steps_x;
-        if (unio_isfinite(deficit_steps_x)) {
-            run_length_law(deficit_steps_x, deficit_steps_slot, deficit_steps_smoothing);
-        } else {
-            deficit_steps_skipped[0] = deficit_steps_skipped[0] + 1;
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32) {
+        const real deficit_steps_x = now_rate_deficit_ema_;
+        if (threadIdx.x == 0) {
+            deficit_steps_observed[0] = deficit_steps_x;
+            if (unio_isfinite(deficit_steps_x)) {
+                run_length_law(deficit_steps_x, deficit_steps_slot, deficit_steps_smoothing);
+            } else {
+                deficit_steps_skipped[0] = deficit_steps_skipped[0] + 1;
+            }
         }
     }
 }

@@ -49,14 +49,16 @@ UNIO_KERNEL(512) perception_grad_norm(
     }
     const double total_0 = unio_block_sum(acc_0, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(unio_sqrt(total_0));
         const real grad_norm_x = stat_0;
-        grad_norm_observed[0] = grad_norm_x;
-        if (unio_isfinite(grad_norm_x)) {
-            pearl_ad_law(grad_norm_x, grad_norm_slot, grad_norm_smoothing);
-        } else {
-            grad_norm_skipped[0] = grad_norm_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            grad_norm_observed[0] = grad_norm_x;
+            if (unio_isfinite(grad_norm_x)) {
+                pearl_ad_law(grad_norm_x, grad_norm_slot, grad_norm_smoothing);
+            } else {
+                grad_norm_skipped[0] = grad_norm_skipped[0] + 1;
+            }
         }
     }
 }

@@ -200,7 +200,7 @@ UNIO_KERNEL(512) perception_group_oracle(
     unio_find<UNIO_BINS>(counted, stat_2_rank - stat_2_below, found);
     const float stat_2_value = unio_bin_value(stat_2_exponent, found[0], stat_2_rank - stat_2_below - found[1], found[2]);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 192 && n > 0) {
         const real stat_3 = real(total_3);
         const real stat_4 = real(total_4);
         const real stat_6 = real(total_6);
@@ -209,42 +209,54 @@ UNIO_KERNEL(512) perception_group_oracle(
         const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
         const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
         const real weight_bound_x = stat_0;
-        weight_bound_observed[0] = weight_bound_x;
-        if (unio_isfinite(weight_bound_x)) {
-            pearl_ad_law(weight_bound_x, weight_bound_slot, weight_bound_smoothing);
-        } else {
-            weight_bound_skipped[0] = weight_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            weight_bound_observed[0] = weight_bound_x;
+            if (unio_isfinite(weight_bound_x)) {
+                pearl_ad_law(weight_bound_x, weight_bound_slot, weight_bound_smoothing);
+            } else {
+                weight_bound_skipped[0] = weight_bound_skipped[0] + 1;
+            }
         }
         const real adam_m_bound_x = stat_1;
-        adam_m_bound_observed[0] = adam_m_bound_x;
-        if (unio_isfinite(adam_m_bound_x)) {
-            pearl_ad_law(adam_m_bound_x, adam_m_bound_slot, adam_m_bound_smoothing);
-        } else {
-            adam_m_bound_skipped[0] = adam_m_bound_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            adam_m_bound_observed[0] = adam_m_bound_x;
+            if (unio_isfinite(adam_m_bound_x)) {
+                pearl_ad_law(adam_m_bound_x, adam_m_bound_slot, adam_m_bound_smoothing);
+            } else {
+                adam_m_bound_skipped[0] = adam_m_bound_skipped[0] + 1;
+            }
         }
         const real adam_v_bound_x = stat_2;
-        adam_v_bound_observed[0] = adam_v_bound_x;
-        if (unio_isfinite(adam_v_bound_x)) {
-            pearl_ad_law(adam_v_bound_x, adam_v_bound_slot, adam_v_bound_smoothing);
-        } else {
-            adam_v_bound_skipped[0] = adam_v_bound_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            adam_v_bound_observed[0] = adam_v_bound_x;
+            if (unio_isfinite(adam_v_bound_x)) {
+                pearl_ad_law(adam_v_bound_x, adam_v_bound_slot, adam_v_bound_smoothing);
+            } else {
+                adam_v_bound_skipped[0] = adam_v_bound_skipped[0] + 1;
+            }
         }
         const real wd_rate_x = unio_abs(stat_3) / unio_max(stat_4, real(1e-8));
-        wd_rate_observed[0] = wd_rate_x;
-        if (unio_isfinite(wd_rate_x)) {
-            pearl_ad_law(wd_rate_x, wd_rate_slot, wd_rate_smoothing);
-        } else {
-            wd_rate_skipped[0] = wd_rate_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            wd_rate_observed[0] = wd_rate_x;
+            if (unio_isfinite(wd_rate_x)) {
+                pearl_ad_law(wd_rate_x, wd_rate_slot, wd_rate_smoothing);
+            } else {
+                wd_rate_skipped[0] = wd_rate_skipped[0] + 1;
+            }
         }
         const real max_abs_w_x = stat_5;
-        max_abs_w_observed[0] = max_abs_w_x;
-        if (!unio_isfinite(max_abs_w_x)) {
-            max_abs_w_skipped[0] = max_abs_w_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            max_abs_w_observed[0] = max_abs_w_x;
+            if (!unio_isfinite(max_abs_w_x)) {
+                max_abs_w_skipped[0] = max_abs_w_skipped[0] + 1;
+            }
         }
         const real elements_x = stat_6;
-        elements_observed[0] = elements_x;
-        if (!unio_isfinite(elements_x)) {
-            elements_skipped[0] = elements_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            elements_observed[0] = elements_x;
+            if (!unio_isfinite(elements_x)) {
+                elements_skipped[0] = elements_skipped[0] + 1;
+            }
         }
     }
 }
@@ -750,7 +762,7 @@ UNIO_KERNEL(512) perception_group_oracle_finish(
         brackets_[16] = unio_window(stat_2_key - UNIO_WINDOW / 2);
     }
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 192 && n > 0) {
         const real stat_3 = real(total_3);
         const real stat_4 = real(total_4);
         const real stat_6 = real(total_6);
@@ -759,42 +771,54 @@ UNIO_KERNEL(512) perception_group_oracle_finish(
         const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
         const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
         const real weight_bound_x = stat_0;
-        weight_bound_observed[0] = weight_bound_x;
-        if (unio_isfinite(weight_bound_x)) {
-            pearl_ad_law(weight_bound_x, weight_bound_slot, weight_bound_smoothing);
-        } else {
-            weight_bound_skipped[0] = weight_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            weight_bound_observed[0] = weight_bound_x;
+            if (unio_isfinite(weight_bound_x)) {
+                pearl_ad_law(weight_bound_x, weight_bound_slot, weight_bound_smoothing);
+            } else {
+                weight_bound_skipped[0] = weight_bound_skipped[0] + 1;
+            }
         }
         const real adam_m_bound_x = stat_1;
-        adam_m_bound_observed[0] = adam_m_bound_x;
-        if (unio_isfinite(adam_m_bound_x)) {
-            pearl_ad_law(adam_m_bound_x, adam_m_bound_slot, adam_m_bound_smoothing);
-        } else {
-            adam_m_bound_skipped[0] = adam_m_bound_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            adam_m_bound_observed[0] = adam_m_bound_x;
+            if (unio_isfinite(adam_m_bound_x)) {
+                pearl_ad_law(adam_m_bound_x, adam_m_bound_slot, adam_m_bound_smoothing);
+            } else {
+                adam_m_bound_skipped[0] = adam_m_bound_skipped[0] + 1;
+            }
         }
         const real adam_v_bound_x = stat_2;
-        adam_v_bound_observed[0] = adam_v_bound_x;
-        if (unio_isfinite(adam_v_bound_x)) {
-            pearl_ad_law(adam_v_bound_x, adam_v_bound_slot, adam_v_bound_smoothing);
-        } else {
-            adam_v_bound_skipped[0] = adam_v_bound_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            adam_v_bound_observed[0] = adam_v_bound_x;
+            if (unio_isfinite(adam_v_bound_x)) {
+                pearl_ad_law(adam_v_bound_x, adam_v_bound_slot, adam_v_bound_smoothing);
+            } else {
+                adam_v_bound_skipped[0] = adam_v_bound_skipped[0] + 1;
+            }
         }
         const real wd_rate_x = unio_abs(stat_3) / unio_max(stat_4, real(1e-8));
-        wd_rate_observed[0] = wd_rate_x;
-        if (unio_isfinite(wd_rate_x)) {
-            pearl_ad_law(wd_rate_x, wd_rate_slot, wd_rate_smoothing);
-        } else {
-            wd_rate_skipped[0] = wd_rate_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            wd_rate_observed[0] = wd_rate_x;
+            if (unio_isfinite(wd_rate_x)) {
+                pearl_ad_law(wd_rate_x, wd_rate_slot, wd_rate_smoothing);
+            } else {
+                wd_rate_skipped[0] = wd_rate_skipped[0] + 1;
+            }
         }
         const real max_abs_w_x = stat_5;
-        max_abs_w_observed[0] = max_abs_w_x;
-        if (!unio_isfinite(max_abs_w_x)) {
-            max_abs_w_skipped[0] = max_abs_w_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            max_abs_w_observed[0] = max_abs_w_x;
+            if (!unio_isfinite(max_abs_w_x)) {
+                max_abs_w_skipped[0] = max_abs_w_skipped[0] + 1;
+            }
         }
         const real elements_x = stat_6;
-        elements_observed[0] = elements_x;
-        if (!unio_isfinite(elements_x)) {
-            elements_skipped[0] = elements_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            elements_observed[0] = elements_x;
+            if (!unio_isfinite(elements_x)) {
+                elements_skipped[0] = elements_skipped[0] + 1;
+            }
         }
     }
 }

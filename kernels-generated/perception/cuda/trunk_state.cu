@@ -102,22 +102,26 @@ UNIO_KERNEL(512) perception_trunk_state(
     unio_find<UNIO_BINS>(counted, stat_0_rank - stat_0_below, found);
     const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 64 && n > 0) {
         const real stat_1 = real(unio_sqrt(total_1 / double(n)));
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real h_bound_x = stat_0;
-        h_bound_observed[0] = h_bound_x;
-        if (unio_isfinite(h_bound_x)) {
-            pearl_ad_law(h_bound_x, h_bound_slot, h_bound_smoothing);
-        } else {
-            h_bound_skipped[0] = h_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            h_bound_observed[0] = h_bound_x;
+            if (unio_isfinite(h_bound_x)) {
+                pearl_ad_law(h_bound_x, h_bound_slot, h_bound_smoothing);
+            } else {
+                h_bound_skipped[0] = h_bound_skipped[0] + 1;
+            }
         }
         const real h_rms_ema_x = stat_1;
-        h_rms_ema_observed[0] = h_rms_ema_x;
-        if (unio_isfinite(h_rms_ema_x)) {
-            pearl_ad_law(h_rms_ema_x, h_rms_ema_slot, h_rms_ema_smoothing);
-        } else {
-            h_rms_ema_skipped[0] = h_rms_ema_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            h_rms_ema_observed[0] = h_rms_ema_x;
+            if (unio_isfinite(h_rms_ema_x)) {
+                pearl_ad_law(h_rms_ema_x, h_rms_ema_slot, h_rms_ema_smoothing);
+            } else {
+                h_rms_ema_skipped[0] = h_rms_ema_skipped[0] + 1;
+            }
         }
     }
 }

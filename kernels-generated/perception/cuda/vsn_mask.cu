@@ -108,7 +108,7 @@ UNIO_KERNEL(512) perception_vsn_mask(
     const double total_4 = unio_block_sum(acc_4, partial);
     const double total_5 = unio_block_sum(acc_5, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 192 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real stat_1 = real(total_1 / double(n));
         const real stat_2 = real(total_2 / double(n));
@@ -116,46 +116,58 @@ UNIO_KERNEL(512) perception_vsn_mask(
         const real stat_4 = real(total_4 / double(n));
         const real stat_5 = real(total_5 / double(n));
         const real vsn_mask_ema_candle_x = stat_0;
-        vsn_mask_ema_candle_observed[0] = vsn_mask_ema_candle_x;
-        if (unio_isfinite(vsn_mask_ema_candle_x)) {
-            pearl_ad_law(vsn_mask_ema_candle_x, vsn_mask_ema_candle_slot, vsn_mask_ema_candle_smoothing);
-        } else {
-            vsn_mask_ema_candle_skipped[0] = vsn_mask_ema_candle_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            vsn_mask_ema_candle_observed[0] = vsn_mask_ema_candle_x;
+            if (unio_isfinite(vsn_mask_ema_candle_x)) {
+                pearl_ad_law(vsn_mask_ema_candle_x, vsn_mask_ema_candle_slot, vsn_mask_ema_candle_smoothing);
+            } else {
+                vsn_mask_ema_candle_skipped[0] = vsn_mask_ema_candle_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_downside_x = stat_1;
-        vsn_mask_ema_downside_observed[0] = vsn_mask_ema_downside_x;
-        if (unio_isfinite(vsn_mask_ema_downside_x)) {
-            pearl_ad_law(vsn_mask_ema_downside_x, vsn_mask_ema_downside_slot, vsn_mask_ema_downside_smoothing);
-        } else {
-            vsn_mask_ema_downside_skipped[0] = vsn_mask_ema_downside_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            vsn_mask_ema_downside_observed[0] = vsn_mask_ema_downside_x;
+            if (unio_isfinite(vsn_mask_ema_downside_x)) {
+                pearl_ad_law(vsn_mask_ema_downside_x, vsn_mask_ema_downside_slot, vsn_mask_ema_downside_smoothing);
+            } else {
+                vsn_mask_ema_downside_skipped[0] = vsn_mask_ema_downside_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_ranges_x = stat_2;
-        vsn_mask_ema_ranges_observed[0] = vsn_mask_ema_ranges_x;
-        if (unio_isfinite(vsn_mask_ema_ranges_x)) {
-            pearl_ad_law(vsn_mask_ema_ranges_x, vsn_mask_ema_ranges_slot, vsn_mask_ema_ranges_smoothing);
-        } else {
-            vsn_mask_ema_ranges_skipped[0] = vsn_mask_ema_ranges_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            vsn_mask_ema_ranges_observed[0] = vsn_mask_ema_ranges_x;
+            if (unio_isfinite(vsn_mask_ema_ranges_x)) {
+                pearl_ad_law(vsn_mask_ema_ranges_x, vsn_mask_ema_ranges_slot, vsn_mask_ema_ranges_smoothing);
+            } else {
+                vsn_mask_ema_ranges_skipped[0] = vsn_mask_ema_ranges_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_returns_x = stat_3;
-        vsn_mask_ema_returns_observed[0] = vsn_mask_ema_returns_x;
-        if (unio_isfinite(vsn_mask_ema_returns_x)) {
-            pearl_ad_law(vsn_mask_ema_returns_x, vsn_mask_ema_returns_slot, vsn_mask_ema_returns_smoothing);
-        } else {
-            vsn_mask_ema_returns_skipped[0] = vsn_mask_ema_returns_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            vsn_mask_ema_returns_observed[0] = vsn_mask_ema_returns_x;
+            if (unio_isfinite(vsn_mask_ema_returns_x)) {
+                pearl_ad_law(vsn_mask_ema_returns_x, vsn_mask_ema_returns_slot, vsn_mask_ema_returns_smoothing);
+            } else {
+                vsn_mask_ema_returns_skipped[0] = vsn_mask_ema_returns_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_volatility_x = stat_4;
-        vsn_mask_ema_volatility_observed[0] = vsn_mask_ema_volatility_x;
-        if (unio_isfinite(vsn_mask_ema_volatility_x)) {
-            pearl_ad_law(vsn_mask_ema_volatility_x, vsn_mask_ema_volatility_slot, vsn_mask_ema_volatility_smoothing);
-        } else {
-            vsn_mask_ema_volatility_skipped[0] = vsn_mask_ema_volatility_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            vsn_mask_ema_volatility_observed[0] = vsn_mask_ema_volatility_x;
+            if (unio_isfinite(vsn_mask_ema_volatility_x)) {
+                pearl_ad_law(vsn_mask_ema_volatility_x, vsn_mask_ema_volatility_slot, vsn_mask_ema_volatility_smoothing);
+            } else {
+                vsn_mask_ema_volatility_skipped[0] = vsn_mask_ema_volatility_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_volume_x = stat_5;
-        vsn_mask_ema_volume_observed[0] = vsn_mask_ema_volume_x;
-        if (unio_isfinite(vsn_mask_ema_volume_x)) {
-            pearl_ad_law(vsn_mask_ema_volume_x, vsn_mask_ema_volume_slot, vsn_mask_ema_volume_smoothing);
-        } else {
-            vsn_mask_ema_volume_skipped[0] = vsn_mask_ema_volume_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            vsn_mask_ema_volume_observed[0] = vsn_mask_ema_volume_x;
+            if (unio_isfinite(vsn_mask_ema_volume_x)) {
+                pearl_ad_law(vsn_mask_ema_volume_x, vsn_mask_ema_volume_slot, vsn_mask_ema_volume_smoothing);
+            } else {
+                vsn_mask_ema_volume_skipped[0] = vsn_mask_ema_volume_skipped[0] + 1;
+            }
         }
     }
 }

@@ -220,38 +220,46 @@ UNIO_KERNEL(512) sp4_atom_positions(
     unio_find<UNIO_BINS>(counted, stat_3_rank - stat_3_below, found);
     const float stat_3_value = unio_bin_value(stat_3_exponent, found[0], stat_3_rank - stat_3_below - found[1], found[2]);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 128 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
         const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
         const real stat_3 = stat_3_finite > 0 ? stat_3_value : unio_nan();
         const real atom_pos_bound_b0_x = stat_0;
-        atom_pos_bound_b0_observed[0] = atom_pos_bound_b0_x;
-        if (unio_isfinite(atom_pos_bound_b0_x)) {
-            pearl_ad_law(atom_pos_bound_b0_x, atom_pos_bound_b0_slot, atom_pos_bound_b0_smoothing);
-        } else {
-            atom_pos_bound_b0_skipped[0] = atom_pos_bound_b0_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            atom_pos_bound_b0_observed[0] = atom_pos_bound_b0_x;
+            if (unio_isfinite(atom_pos_bound_b0_x)) {
+                pearl_ad_law(atom_pos_bound_b0_x, atom_pos_bound_b0_slot, atom_pos_bound_b0_smoothing);
+            } else {
+                atom_pos_bound_b0_skipped[0] = atom_pos_bound_b0_skipped[0] + 1;
+            }
         }
         const real atom_pos_bound_b1_x = stat_1;
-        atom_pos_bound_b1_observed[0] = atom_pos_bound_b1_x;
-        if (unio_isfinite(atom_pos_bound_b1_x)) {
-            pearl_ad_law(atom_pos_bound_b1_x, atom_pos_bound_b1_slot, atom_pos_bound_b1_smoothing);
-        } else {
-            atom_pos_bound_b1_skipped[0] = atom_pos_bound_b1_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            atom_pos_bound_b1_observed[0] = atom_pos_bound_b1_x;
+            if (unio_isfinite(atom_pos_bound_b1_x)) {
+                pearl_ad_law(atom_pos_bound_b1_x, atom_pos_bound_b1_slot, atom_pos_bound_b1_smoothing);
+            } else {
+                atom_pos_bound_b1_skipped[0] = atom_pos_bound_b1_skipped[0] + 1;
+            }
         }
         const real atom_pos_bound_b2_x = stat_2;
-        atom_pos_bound_b2_observed[0] = atom_pos_bound_b2_x;
-        if (unio_isfinite(atom_pos_bound_b2_x)) {
-            pearl_ad_law(atom_pos_bound_b2_x, atom_pos_bound_b2_slot, atom_pos_bound_b2_smoothing);
-        } else {
-            atom_pos_bound_b2_skipped[0] = atom_pos_bound_b2_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            atom_pos_bound_b2_observed[0] = atom_pos_bound_b2_x;
+            if (unio_isfinite(atom_pos_bound_b2_x)) {
+                pearl_ad_law(atom_pos_bound_b2_x, atom_pos_bound_b2_slot, atom_pos_bound_b2_smoothing);
+            } else {
+                atom_pos_bound_b2_skipped[0] = atom_pos_bound_b2_skipped[0] + 1;
+            }
         }
         const real atom_pos_bound_b3_x = stat_3;
-        atom_pos_bound_b3_observed[0] = atom_pos_bound_b3_x;
-        if (unio_isfinite(atom_pos_bound_b3_x)) {
-            pearl_ad_law(atom_pos_bound_b3_x, atom_pos_bound_b3_slot, atom_pos_bound_b3_smoothing);
-        } else {
-            atom_pos_bound_b3_skipped[0] = atom_pos_bound_b3_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            atom_pos_bound_b3_observed[0] = atom_pos_bound_b3_x;
+            if (unio_isfinite(atom_pos_bound_b3_x)) {
+                pearl_ad_law(atom_pos_bound_b3_x, atom_pos_bound_b3_slot, atom_pos_bound_b3_smoothing);
+            } else {
+                atom_pos_bound_b3_skipped[0] = atom_pos_bound_b3_skipped[0] + 1;
+            }
         }
     }
 }
@@ -813,38 +821,46 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
         brackets_[24] = unio_window(stat_3_key - UNIO_WINDOW / 2);
     }
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 128 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real stat_1 = stat_1_finite > 0 ? stat_1_value : unio_nan();
         const real stat_2 = stat_2_finite > 0 ? stat_2_value : unio_nan();
         const real stat_3 = stat_3_finite > 0 ? stat_3_value : unio_nan();
         const real atom_pos_bound_b0_x = stat_0;
-        atom_pos_bound_b0_observed[0] = atom_pos_bound_b0_x;
-        if (unio_isfinite(atom_pos_bound_b0_x)) {
-            pearl_ad_law(atom_pos_bound_b0_x, atom_pos_bound_b0_slot, atom_pos_bound_b0_smoothing);
-        } else {
-            atom_pos_bound_b0_skipped[0] = atom_pos_bound_b0_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            atom_pos_bound_b0_observed[0] = atom_pos_bound_b0_x;
+            if (unio_isfinite(atom_pos_bound_b0_x)) {
+                pearl_ad_law(atom_pos_bound_b0_x, atom_pos_bound_b0_slot, atom_pos_bound_b0_smoothing);
+            } else {
+                atom_pos_bound_b0_skipped[0] = atom_pos_bound_b0_skipped[0] + 1;
+            }
         }
         const real atom_pos_bound_b1_x = stat_1;
-        atom_pos_bound_b1_observed[0] = atom_pos_bound_b1_x;
-        if (unio_isfinite(atom_pos_bound_b1_x)) {
-            pearl_ad_law(atom_pos_bound_b1_x, atom_pos_bound_b1_slot, atom_pos_bound_b1_smoothing);
-        } else {
-            atom_pos_bound_b1_skipped[0] = atom_pos_bound_b1_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            atom_pos_bound_b1_observed[0] = atom_pos_bound_b1_x;
+            if (unio_isfinite(atom_pos_bound_b1_x)) {
+                pearl_ad_law(atom_pos_bound_b1_x, atom_pos_bound_b1_slot, atom_pos_bound_b1_smoothing);
+            } else {
+                atom_pos_bound_b1_skipped[0] = atom_pos_bound_b1_skipped[0] + 1;
+            }
         }
         const real atom_pos_bound_b2_x = stat_2;
-        atom_pos_bound_b2_observed[0] = atom_pos_bound_b2_x;
-        if (unio_isfinite(atom_pos_bound_b2_x)) {
-            pearl_ad_law(atom_pos_bound_b2_x, atom_pos_bound_b2_slot, atom_pos_bound_b2_smoothing);
-        } else {
-            atom_pos_bound_b2_skipped[0] = atom_pos_bound_b2_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            atom_pos_bound_b2_observed[0] = atom_pos_bound_b2_x;
+            if (unio_isfinite(atom_pos_bound_b2_x)) {
+                pearl_ad_law(atom_pos_bound_b2_x, atom_pos_bound_b2_slot, atom_pos_bound_b2_smoothing);
+            } else {
+                atom_pos_bound_b2_skipped[0] = atom_pos_bound_b2_skipped[0] + 1;
+            }
         }
         const real atom_pos_bound_b3_x = stat_3;
-        atom_pos_bound_b3_observed[0] = atom_pos_bound_b3_x;
-        if (unio_isfinite(atom_pos_bound_b3_x)) {
-            pearl_ad_law(atom_pos_bound_b3_x, atom_pos_bound_b3_slot, atom_pos_bound_b3_smoothing);
-        } else {
-            atom_pos_bound_b3_skipped[0] = atom_pos_bound_b3_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            atom_pos_bound_b3_observed[0] = atom_pos_bound_b3_x;
+            if (unio_isfinite(atom_pos_bound_b3_x)) {
+                pearl_ad_law(atom_pos_bound_b3_x, atom_pos_bound_b3_slot, atom_pos_bound_b3_smoothing);
+            } else {
+                atom_pos_bound_b3_skipped[0] = atom_pos_bound_b3_skipped[0] + 1;
+            }
         }
     }
 }

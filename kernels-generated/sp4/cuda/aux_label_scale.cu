@@ -49,14 +49,16 @@ UNIO_KERNEL(512) sp4_aux_label_scale(
     }
     const double total_0 = unio_block_sum(acc_0, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real aux_label_scale_x = stat_0;
-        aux_label_scale_observed[0] = aux_label_scale_x;
-        if (unio_isfinite(aux_label_scale_x)) {
-            pearl_ad_law(aux_label_scale_x, aux_label_scale_slot, aux_label_scale_smoothing);
-        } else {
-            aux_label_scale_skipped[0] = aux_label_scale_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            aux_label_scale_observed[0] = aux_label_scale_x;
+            if (unio_isfinite(aux_label_scale_x)) {
+                pearl_ad_law(aux_label_scale_x, aux_label_scale_slot, aux_label_scale_smoothing);
+            } else {
+                aux_label_scale_skipped[0] = aux_label_scale_skipped[0] + 1;
+            }
         }
     }
 }
@@ -119,14 +121,16 @@ UNIO_KERNEL(512) sp4_aux_label_scale_finish(
     const double total_0 = unio_block_sum(
         unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts), partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real aux_label_scale_x = stat_0;
-        aux_label_scale_observed[0] = aux_label_scale_x;
-        if (unio_isfinite(aux_label_scale_x)) {
-            pearl_ad_law(aux_label_scale_x, aux_label_scale_slot, aux_label_scale_smoothing);
-        } else {
-            aux_label_scale_skipped[0] = aux_label_scale_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            aux_label_scale_observed[0] = aux_label_scale_x;
+            if (unio_isfinite(aux_label_scale_x)) {
+                pearl_ad_law(aux_label_scale_x, aux_label_scale_slot, aux_label_scale_smoothing);
+            } else {
+                aux_label_scale_skipped[0] = aux_label_scale_skipped[0] + 1;
+            }
         }
     }
 }

@@ -49,14 +49,16 @@ UNIO_KERNEL(512) sp4_aux_next_bar_mse(
     }
     const double total_0 = unio_block_max(acc_0, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0);
         const real aux_next_bar_mse_x = stat_0;
-        aux_next_bar_mse_observed[0] = aux_next_bar_mse_x;
-        if (unio_isfinite(aux_next_bar_mse_x)) {
-            pearl_ad_law(aux_next_bar_mse_x, aux_next_bar_mse_slot, aux_next_bar_mse_smoothing);
-        } else {
-            aux_next_bar_mse_skipped[0] = aux_next_bar_mse_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            aux_next_bar_mse_observed[0] = aux_next_bar_mse_x;
+            if (unio_isfinite(aux_next_bar_mse_x)) {
+                pearl_ad_law(aux_next_bar_mse_x, aux_next_bar_mse_slot, aux_next_bar_mse_smoothing);
+            } else {
+                aux_next_bar_mse_skipped[0] = aux_next_bar_mse_skipped[0] + 1;
+            }
         }
     }
 }

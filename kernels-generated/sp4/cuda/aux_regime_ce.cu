@@ -49,14 +49,16 @@ UNIO_KERNEL(512) sp4_aux_regime_ce(
     }
     const double total_0 = unio_block_max(acc_0, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0);
         const real aux_regime_ce_x = stat_0;
-        aux_regime_ce_observed[0] = aux_regime_ce_x;
-        if (unio_isfinite(aux_regime_ce_x)) {
-            pearl_ad_law(aux_regime_ce_x, aux_regime_ce_slot, aux_regime_ce_smoothing);
-        } else {
-            aux_regime_ce_skipped[0] = aux_regime_ce_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            aux_regime_ce_observed[0] = aux_regime_ce_x;
+            if (unio_isfinite(aux_regime_ce_x)) {
+                pearl_ad_law(aux_regime_ce_x, aux_regime_ce_slot, aux_regime_ce_smoothing);
+            } else {
+                aux_regime_ce_skipped[0] = aux_regime_ce_skipped[0] + 1;
+            }
         }
     }
 }

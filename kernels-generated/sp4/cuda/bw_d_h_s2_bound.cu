@@ -94,14 +94,16 @@ UNIO_KERNEL(512) sp4_bw_d_h_s2_bound(
     unio_find<UNIO_BINS>(counted, stat_0_rank - stat_0_below, found);
     const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real bw_d_h_s2_bound_x = stat_0;
-        bw_d_h_s2_bound_observed[0] = bw_d_h_s2_bound_x;
-        if (unio_isfinite(bw_d_h_s2_bound_x)) {
-            pearl_ad_law(bw_d_h_s2_bound_x, bw_d_h_s2_bound_slot, bw_d_h_s2_bound_smoothing);
-        } else {
-            bw_d_h_s2_bound_skipped[0] = bw_d_h_s2_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            bw_d_h_s2_bound_observed[0] = bw_d_h_s2_bound_x;
+            if (unio_isfinite(bw_d_h_s2_bound_x)) {
+                pearl_ad_law(bw_d_h_s2_bound_x, bw_d_h_s2_bound_slot, bw_d_h_s2_bound_smoothing);
+            } else {
+                bw_d_h_s2_bound_skipped[0] = bw_d_h_s2_bound_skipped[0] + 1;
+            }
         }
     }
 }
@@ -354,14 +356,16 @@ UNIO_KERNEL(512) sp4_bw_d_h_s2_bound_finish(
         brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
     }
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real bw_d_h_s2_bound_x = stat_0;
-        bw_d_h_s2_bound_observed[0] = bw_d_h_s2_bound_x;
-        if (unio_isfinite(bw_d_h_s2_bound_x)) {
-            pearl_ad_law(bw_d_h_s2_bound_x, bw_d_h_s2_bound_slot, bw_d_h_s2_bound_smoothing);
-        } else {
-            bw_d_h_s2_bound_skipped[0] = bw_d_h_s2_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            bw_d_h_s2_bound_observed[0] = bw_d_h_s2_bound_x;
+            if (unio_isfinite(bw_d_h_s2_bound_x)) {
+                pearl_ad_law(bw_d_h_s2_bound_x, bw_d_h_s2_bound_slot, bw_d_h_s2_bound_smoothing);
+            } else {
+                bw_d_h_s2_bound_skipped[0] = bw_d_h_s2_bound_skipped[0] + 1;
+            }
         }
     }
 }

@@ -49,14 +49,16 @@ UNIO_KERNEL(512) sp4_grad_clip_bound(
     }
     const double total_0 = unio_block_max(acc_0, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0);
         const real grad_clip_bound_x = stat_0;
-        grad_clip_bound_observed[0] = grad_clip_bound_x;
-        if (unio_isfinite(grad_clip_bound_x)) {
-            pearl_ad_law(grad_clip_bound_x, grad_clip_bound_slot, grad_clip_bound_smoothing);
-        } else {
-            grad_clip_bound_skipped[0] = grad_clip_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            grad_clip_bound_observed[0] = grad_clip_bound_x;
+            if (unio_isfinite(grad_clip_bound_x)) {
+                pearl_ad_law(grad_clip_bound_x, grad_clip_bound_slot, grad_clip_bound_smoothing);
+            } else {
+                grad_clip_bound_skipped[0] = grad_clip_bound_skipped[0] + 1;
+            }
         }
     }
 }

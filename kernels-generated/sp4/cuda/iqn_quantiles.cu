@@ -86,38 +86,46 @@ UNIO_KERNEL(512) sp4_iqn_quantiles(
     const double total_2 = unio_block_sum(acc_2, partial);
     const double total_3 = unio_block_sum(acc_3, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 128 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real stat_1 = real(total_1 / double(n));
         const real stat_2 = real(total_2 / double(n));
         const real stat_3 = real(total_3 / double(n));
         const real iqn_q_p05_x = stat_0;
-        iqn_q_p05_observed[0] = iqn_q_p05_x;
-        if (unio_isfinite(iqn_q_p05_x)) {
-            pearl_ad_law(iqn_q_p05_x, iqn_q_p05_slot, iqn_q_p05_smoothing);
-        } else {
-            iqn_q_p05_skipped[0] = iqn_q_p05_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            iqn_q_p05_observed[0] = iqn_q_p05_x;
+            if (unio_isfinite(iqn_q_p05_x)) {
+                pearl_ad_law(iqn_q_p05_x, iqn_q_p05_slot, iqn_q_p05_smoothing);
+            } else {
+                iqn_q_p05_skipped[0] = iqn_q_p05_skipped[0] + 1;
+            }
         }
         const real iqn_q_p25_x = stat_1;
-        iqn_q_p25_observed[0] = iqn_q_p25_x;
-        if (unio_isfinite(iqn_q_p25_x)) {
-            pearl_ad_law(iqn_q_p25_x, iqn_q_p25_slot, iqn_q_p25_smoothing);
-        } else {
-            iqn_q_p25_skipped[0] = iqn_q_p25_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            iqn_q_p25_observed[0] = iqn_q_p25_x;
+            if (unio_isfinite(iqn_q_p25_x)) {
+                pearl_ad_law(iqn_q_p25_x, iqn_q_p25_slot, iqn_q_p25_smoothing);
+            } else {
+                iqn_q_p25_skipped[0] = iqn_q_p25_skipped[0] + 1;
+            }
         }
         const real iqn_q_p75_x = stat_2;
-        iqn_q_p75_observed[0] = iqn_q_p75_x;
-        if (unio_isfinite(iqn_q_p75_x)) {
-            pearl_ad_law(iqn_q_p75_x, iqn_q_p75_slot, iqn_q_p75_smoothing);
-        } else {
-            iqn_q_p75_skipped[0] = iqn_q_p75_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            iqn_q_p75_observed[0] = iqn_q_p75_x;
+            if (unio_isfinite(iqn_q_p75_x)) {
+                pearl_ad_law(iqn_q_p75_x, iqn_q_p75_slot, iqn_q_p75_smoothing);
+            } else {
+                iqn_q_p75_skipped[0] = iqn_q_p75_skipped[0] + 1;
+            }
         }
         const real iqn_q_p95_x = stat_3;
-        iqn_q_p95_observed[0] = iqn_q_p95_x;
-        if (unio_isfinite(iqn_q_p95_x)) {
-            pearl_ad_law(iqn_q_p95_x, iqn_q_p95_slot, iqn_q_p95_smoothing);
-        } else {
-            iqn_q_p95_skipped[0] = iqn_q_p95_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            iqn_q_p95_observed[0] = iqn_q_p95_x;
+            if (unio_isfinite(iqn_q_p95_x)) {
+                pearl_ad_law(iqn_q_p95_x, iqn_q_p95_slot, iqn_q_p95_smoothing);
+            } else {
+                iqn_q_p95_skipped[0] = iqn_q_p95_skipped[0] + 1;
+            }
         }
     }
 }
@@ -248,38 +256,46 @@ UNIO_KERNEL(512) sp4_iqn_quantiles_finish(
     const double total_3 = unio_block_sum(
         unio_sum_rows(total_3_first, rows_, 4, sums_, 4, 3, parts), partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 128 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real stat_1 = real(total_1 / double(n));
         const real stat_2 = real(total_2 / double(n));
         const real stat_3 = real(total_3 / double(n));
         const real iqn_q_p05_x = stat_0;
-        iqn_q_p05_observed[0] = iqn_q_p05_x;
-        if (unio_isfinite(iqn_q_p05_x)) {
-            pearl_ad_law(iqn_q_p05_x, iqn_q_p05_slot, iqn_q_p05_smoothing);
-        } else {
-            iqn_q_p05_skipped[0] = iqn_q_p05_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            iqn_q_p05_observed[0] = iqn_q_p05_x;
+            if (unio_isfinite(iqn_q_p05_x)) {
+                pearl_ad_law(iqn_q_p05_x, iqn_q_p05_slot, iqn_q_p05_smoothing);
+            } else {
+                iqn_q_p05_skipped[0] = iqn_q_p05_skipped[0] + 1;
+            }
         }
         const real iqn_q_p25_x = stat_1;
-        iqn_q_p25_observed[0] = iqn_q_p25_x;
-        if (unio_isfinite(iqn_q_p25_x)) {
-            pearl_ad_law(iqn_q_p25_x, iqn_q_p25_slot, iqn_q_p25_smoothing);
-        } else {
-            iqn_q_p25_skipped[0] = iqn_q_p25_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            iqn_q_p25_observed[0] = iqn_q_p25_x;
+            if (unio_isfinite(iqn_q_p25_x)) {
+                pearl_ad_law(iqn_q_p25_x, iqn_q_p25_slot, iqn_q_p25_smoothing);
+            } else {
+                iqn_q_p25_skipped[0] = iqn_q_p25_skipped[0] + 1;
+            }
         }
         const real iqn_q_p75_x = stat_2;
-        iqn_q_p75_observed[0] = iqn_q_p75_x;
-        if (unio_isfinite(iqn_q_p75_x)) {
-            pearl_ad_law(iqn_q_p75_x, iqn_q_p75_slot, iqn_q_p75_smoothing);
-        } else {
-            iqn_q_p75_skipped[0] = iqn_q_p75_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            iqn_q_p75_observed[0] = iqn_q_p75_x;
+            if (unio_isfinite(iqn_q_p75_x)) {
+                pearl_ad_law(iqn_q_p75_x, iqn_q_p75_slot, iqn_q_p75_smoothing);
+            } else {
+                iqn_q_p75_skipped[0] = iqn_q_p75_skipped[0] + 1;
+            }
         }
         const real iqn_q_p95_x = stat_3;
-        iqn_q_p95_observed[0] = iqn_q_p95_x;
-        if (unio_isfinite(iqn_q_p95_x)) {
-            pearl_ad_law(iqn_q_p95_x, iqn_q_p95_slot, iqn_q_p95_smoothing);
-        } else {
-            iqn_q_p95_skipped[0] = iqn_q_p95_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            iqn_q_p95_observed[0] = iqn_q_p95_x;
+            if (unio_isfinite(iqn_q_p95_x)) {
+                pearl_ad_law(iqn_q_p95_x, iqn_q_p95_slot, iqn_q_p95_smoothing);
+            } else {
+                iqn_q_p95_skipped[0] = iqn_q_p95_skipped[0] + 1;
+            }
         }
     }
 }

@@ -138,6 +138,8 @@ UNIO_KERNEL(512) sp4_l1_oracle(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
+    const real observed_mean_abs_g_dqn_trunk_ = real(observed_mean_abs_g_dqn_trunk[0]);
+    const real observed_mean_abs_w_dqn_trunk_ = real(observed_mean_abs_w_dqn_trunk[0]);
     double acc_0 = 0.0;
     double acc_1 = 0.0;
     double acc_2 = 0.0;
@@ -294,7 +296,8 @@ UNIO_KERNEL(512) sp4_l1_oracle(
     const double total_46 = unio_block_sum(acc_46, partial);
     const double total_47 = unio_block_sum(acc_47, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    __syncthreads();
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 512 && n > 0) {
         const real stat_0 = real(total_0);
         const real stat_1 = real(total_1);
         const real stat_2 = real(total_2);
@@ -344,261 +347,363 @@ UNIO_KERNEL(512) sp4_l1_oracle(
         const real stat_46 = real(total_46);
         const real stat_47 = real(total_47);
         const real column_norm_0_x = unio_sqrt(stat_0);
-        column_norm_0_observed[0] = column_norm_0_x;
-        if (!unio_isfinite(column_norm_0_x)) {
-            column_norm_0_skipped[0] = column_norm_0_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            column_norm_0_observed[0] = column_norm_0_x;
+            if (!unio_isfinite(column_norm_0_x)) {
+                column_norm_0_skipped[0] = column_norm_0_skipped[0] + 1;
+            }
         }
         const real column_norm_1_x = unio_sqrt(stat_1);
-        column_norm_1_observed[0] = column_norm_1_x;
-        if (!unio_isfinite(column_norm_1_x)) {
-            column_norm_1_skipped[0] = column_norm_1_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            column_norm_1_observed[0] = column_norm_1_x;
+            if (!unio_isfinite(column_norm_1_x)) {
+                column_norm_1_skipped[0] = column_norm_1_skipped[0] + 1;
+            }
         }
         const real column_norm_2_x = unio_sqrt(stat_2);
-        column_norm_2_observed[0] = column_norm_2_x;
-        if (!unio_isfinite(column_norm_2_x)) {
-            column_norm_2_skipped[0] = column_norm_2_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            column_norm_2_observed[0] = column_norm_2_x;
+            if (!unio_isfinite(column_norm_2_x)) {
+                column_norm_2_skipped[0] = column_norm_2_skipped[0] + 1;
+            }
         }
         const real column_norm_3_x = unio_sqrt(stat_3);
-        column_norm_3_observed[0] = column_norm_3_x;
-        if (!unio_isfinite(column_norm_3_x)) {
-            column_norm_3_skipped[0] = column_norm_3_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            column_norm_3_observed[0] = column_norm_3_x;
+            if (!unio_isfinite(column_norm_3_x)) {
+                column_norm_3_skipped[0] = column_norm_3_skipped[0] + 1;
+            }
         }
         const real column_norm_4_x = unio_sqrt(stat_4);
-        column_norm_4_observed[0] = column_norm_4_x;
-        if (!unio_isfinite(column_norm_4_x)) {
-            column_norm_4_skipped[0] = column_norm_4_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            column_norm_4_observed[0] = column_norm_4_x;
+            if (!unio_isfinite(column_norm_4_x)) {
+                column_norm_4_skipped[0] = column_norm_4_skipped[0] + 1;
+            }
         }
         const real column_norm_5_x = unio_sqrt(stat_5);
-        column_norm_5_observed[0] = column_norm_5_x;
-        if (!unio_isfinite(column_norm_5_x)) {
-            column_norm_5_skipped[0] = column_norm_5_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            column_norm_5_observed[0] = column_norm_5_x;
+            if (!unio_isfinite(column_norm_5_x)) {
+                column_norm_5_skipped[0] = column_norm_5_skipped[0] + 1;
+            }
         }
         const real column_norm_6_x = unio_sqrt(stat_6);
-        column_norm_6_observed[0] = column_norm_6_x;
-        if (!unio_isfinite(column_norm_6_x)) {
-            column_norm_6_skipped[0] = column_norm_6_skipped[0] + 1;
+        if (threadIdx.x == 192) {
+            column_norm_6_observed[0] = column_norm_6_x;
+            if (!unio_isfinite(column_norm_6_x)) {
+                column_norm_6_skipped[0] = column_norm_6_skipped[0] + 1;
+            }
         }
         const real column_norm_7_x = unio_sqrt(stat_7);
-        column_norm_7_observed[0] = column_norm_7_x;
-        if (!unio_isfinite(column_norm_7_x)) {
-            column_norm_7_skipped[0] = column_norm_7_skipped[0] + 1;
+        if (threadIdx.x == 224) {
+            column_norm_7_observed[0] = column_norm_7_x;
+            if (!unio_isfinite(column_norm_7_x)) {
+                column_norm_7_skipped[0] = column_norm_7_skipped[0] + 1;
+            }
         }
         const real column_norm_8_x = unio_sqrt(stat_8);
-        column_norm_8_observed[0] = column_norm_8_x;
-        if (!unio_isfinite(column_norm_8_x)) {
-            column_norm_8_skipped[0] = column_norm_8_skipped[0] + 1;
+        if (threadIdx.x == 256) {
+            column_norm_8_observed[0] = column_norm_8_x;
+            if (!unio_isfinite(column_norm_8_x)) {
+                column_norm_8_skipped[0] = column_norm_8_skipped[0] + 1;
+            }
         }
         const real column_norm_9_x = unio_sqrt(stat_9);
-        column_norm_9_observed[0] = column_norm_9_x;
-        if (!unio_isfinite(column_norm_9_x)) {
-            column_norm_9_skipped[0] = column_norm_9_skipped[0] + 1;
+        if (threadIdx.x == 288) {
+            column_norm_9_observed[0] = column_norm_9_x;
+            if (!unio_isfinite(column_norm_9_x)) {
+                column_norm_9_skipped[0] = column_norm_9_skipped[0] + 1;
+            }
         }
         const real column_norm_10_x = unio_sqrt(stat_10);
-        column_norm_10_observed[0] = column_norm_10_x;
-        if (!unio_isfinite(column_norm_10_x)) {
-            column_norm_10_skipped[0] = column_norm_10_skipped[0] + 1;
+        if (threadIdx.x == 320) {
+            column_norm_10_observed[0] = column_norm_10_x;
+            if (!unio_isfinite(column_norm_10_x)) {
+                column_norm_10_skipped[0] = column_norm_10_skipped[0] + 1;
+            }
         }
         const real column_norm_11_x = unio_sqrt(stat_11);
-        column_norm_11_observed[0] = column_norm_11_x;
-        if (!unio_isfinite(column_norm_11_x)) {
-            column_norm_11_skipped[0] = column_norm_11_skipped[0] + 1;
+        if (threadIdx.x == 352) {
+            column_norm_11_observed[0] = column_norm_11_x;
+            if (!unio_isfinite(column_norm_11_x)) {
+                column_norm_11_skipped[0] = column_norm_11_skipped[0] + 1;
+            }
         }
         const real column_norm_12_x = unio_sqrt(stat_12);
-        column_norm_12_observed[0] = column_norm_12_x;
-        if (!unio_isfinite(column_norm_12_x)) {
-            column_norm_12_skipped[0] = column_norm_12_skipped[0] + 1;
+        if (threadIdx.x == 384) {
+            column_norm_12_observed[0] = column_norm_12_x;
+            if (!unio_isfinite(column_norm_12_x)) {
+                column_norm_12_skipped[0] = column_norm_12_skipped[0] + 1;
+            }
         }
         const real column_norm_13_x = unio_sqrt(stat_13);
-        column_norm_13_observed[0] = column_norm_13_x;
-        if (!unio_isfinite(column_norm_13_x)) {
-            column_norm_13_skipped[0] = column_norm_13_skipped[0] + 1;
+        if (threadIdx.x == 416) {
+            column_norm_13_observed[0] = column_norm_13_x;
+            if (!unio_isfinite(column_norm_13_x)) {
+                column_norm_13_skipped[0] = column_norm_13_skipped[0] + 1;
+            }
         }
         const real column_norm_14_x = unio_sqrt(stat_14);
-        column_norm_14_observed[0] = column_norm_14_x;
-        if (!unio_isfinite(column_norm_14_x)) {
-            column_norm_14_skipped[0] = column_norm_14_skipped[0] + 1;
+        if (threadIdx.x == 448) {
+            column_norm_14_observed[0] = column_norm_14_x;
+            if (!unio_isfinite(column_norm_14_x)) {
+                column_norm_14_skipped[0] = column_norm_14_skipped[0] + 1;
+            }
         }
         const real column_norm_15_x = unio_sqrt(stat_15);
-        column_norm_15_observed[0] = column_norm_15_x;
-        if (!unio_isfinite(column_norm_15_x)) {
-            column_norm_15_skipped[0] = column_norm_15_skipped[0] + 1;
+        if (threadIdx.x == 480) {
+            column_norm_15_observed[0] = column_norm_15_x;
+            if (!unio_isfinite(column_norm_15_x)) {
+                column_norm_15_skipped[0] = column_norm_15_skipped[0] + 1;
+            }
         }
         const real column_norm_16_x = unio_sqrt(stat_16);
-        column_norm_16_observed[0] = column_norm_16_x;
-        if (!unio_isfinite(column_norm_16_x)) {
-            column_norm_16_skipped[0] = column_norm_16_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            column_norm_16_observed[0] = column_norm_16_x;
+            if (!unio_isfinite(column_norm_16_x)) {
+                column_norm_16_skipped[0] = column_norm_16_skipped[0] + 1;
+            }
         }
         const real column_norm_17_x = unio_sqrt(stat_17);
-        column_norm_17_observed[0] = column_norm_17_x;
-        if (!unio_isfinite(column_norm_17_x)) {
-            column_norm_17_skipped[0] = column_norm_17_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            column_norm_17_observed[0] = column_norm_17_x;
+            if (!unio_isfinite(column_norm_17_x)) {
+                column_norm_17_skipped[0] = column_norm_17_skipped[0] + 1;
+            }
         }
         const real column_norm_18_x = unio_sqrt(stat_18);
-        column_norm_18_observed[0] = column_norm_18_x;
-        if (!unio_isfinite(column_norm_18_x)) {
-            column_norm_18_skipped[0] = column_norm_18_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            column_norm_18_observed[0] = column_norm_18_x;
+            if (!unio_isfinite(column_norm_18_x)) {
+                column_norm_18_skipped[0] = column_norm_18_skipped[0] + 1;
+            }
         }
         const real column_norm_19_x = unio_sqrt(stat_19);
-        column_norm_19_observed[0] = column_norm_19_x;
-        if (!unio_isfinite(column_norm_19_x)) {
-            column_norm_19_skipped[0] = column_norm_19_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            column_norm_19_observed[0] = column_norm_19_x;
+            if (!unio_isfinite(column_norm_19_x)) {
+                column_norm_19_skipped[0] = column_norm_19_skipped[0] + 1;
+            }
         }
         const real column_norm_20_x = unio_sqrt(stat_20);
-        column_norm_20_observed[0] = column_norm_20_x;
-        if (!unio_isfinite(column_norm_20_x)) {
-            column_norm_20_skipped[0] = column_norm_20_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            column_norm_20_observed[0] = column_norm_20_x;
+            if (!unio_isfinite(column_norm_20_x)) {
+                column_norm_20_skipped[0] = column_norm_20_skipped[0] + 1;
+            }
         }
         const real column_norm_21_x = unio_sqrt(stat_21);
-        column_norm_21_observed[0] = column_norm_21_x;
-        if (!unio_isfinite(column_norm_21_x)) {
-            column_norm_21_skipped[0] = column_norm_21_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            column_norm_21_observed[0] = column_norm_21_x;
+            if (!unio_isfinite(column_norm_21_x)) {
+                column_norm_21_skipped[0] = column_norm_21_skipped[0] + 1;
+            }
         }
         const real column_norm_22_x = unio_sqrt(stat_22);
-        column_norm_22_observed[0] = column_norm_22_x;
-        if (!unio_isfinite(column_norm_22_x)) {
-            column_norm_22_skipped[0] = column_norm_22_skipped[0] + 1;
+        if (threadIdx.x == 192) {
+            column_norm_22_observed[0] = column_norm_22_x;
+            if (!unio_isfinite(column_norm_22_x)) {
+                column_norm_22_skipped[0] = column_norm_22_skipped[0] + 1;
+            }
         }
         const real column_norm_23_x = unio_sqrt(stat_23);
-        column_norm_23_observed[0] = column_norm_23_x;
-        if (!unio_isfinite(column_norm_23_x)) {
-            column_norm_23_skipped[0] = column_norm_23_skipped[0] + 1;
+        if (threadIdx.x == 224) {
+            column_norm_23_observed[0] = column_norm_23_x;
+            if (!unio_isfinite(column_norm_23_x)) {
+                column_norm_23_skipped[0] = column_norm_23_skipped[0] + 1;
+            }
         }
         const real column_norm_24_x = unio_sqrt(stat_24);
-        column_norm_24_observed[0] = column_norm_24_x;
-        if (!unio_isfinite(column_norm_24_x)) {
-            column_norm_24_skipped[0] = column_norm_24_skipped[0] + 1;
+        if (threadIdx.x == 256) {
+            column_norm_24_observed[0] = column_norm_24_x;
+            if (!unio_isfinite(column_norm_24_x)) {
+                column_norm_24_skipped[0] = column_norm_24_skipped[0] + 1;
+            }
         }
         const real column_norm_25_x = unio_sqrt(stat_25);
-        column_norm_25_observed[0] = column_norm_25_x;
-        if (!unio_isfinite(column_norm_25_x)) {
-            column_norm_25_skipped[0] = column_norm_25_skipped[0] + 1;
+        if (threadIdx.x == 288) {
+            column_norm_25_observed[0] = column_norm_25_x;
+            if (!unio_isfinite(column_norm_25_x)) {
+                column_norm_25_skipped[0] = column_norm_25_skipped[0] + 1;
+            }
         }
         const real column_norm_26_x = unio_sqrt(stat_26);
-        column_norm_26_observed[0] = column_norm_26_x;
-        if (!unio_isfinite(column_norm_26_x)) {
-            column_norm_26_skipped[0] = column_norm_26_skipped[0] + 1;
+        if (threadIdx.x == 320) {
+            column_norm_26_observed[0] = column_norm_26_x;
+            if (!unio_isfinite(column_norm_26_x)) {
+                column_norm_26_skipped[0] = column_norm_26_skipped[0] + 1;
+            }
         }
         const real column_norm_27_x = unio_sqrt(stat_27);
-        column_norm_27_observed[0] = column_norm_27_x;
-        if (!unio_isfinite(column_norm_27_x)) {
-            column_norm_27_skipped[0] = column_norm_27_skipped[0] + 1;
+        if (threadIdx.x == 352) {
+            column_norm_27_observed[0] = column_norm_27_x;
+            if (!unio_isfinite(column_norm_27_x)) {
+                column_norm_27_skipped[0] = column_norm_27_skipped[0] + 1;
+            }
         }
         const real column_norm_28_x = unio_sqrt(stat_28);
-        column_norm_28_observed[0] = column_norm_28_x;
-        if (!unio_isfinite(column_norm_28_x)) {
-            column_norm_28_skipped[0] = column_norm_28_skipped[0] + 1;
+        if (threadIdx.x == 384) {
+            column_norm_28_observed[0] = column_norm_28_x;
+            if (!unio_isfinite(column_norm_28_x)) {
+                column_norm_28_skipped[0] = column_norm_28_skipped[0] + 1;
+            }
         }
         const real column_norm_29_x = unio_sqrt(stat_29);
-        column_norm_29_observed[0] = column_norm_29_x;
-        if (!unio_isfinite(column_norm_29_x)) {
-            column_norm_29_skipped[0] = column_norm_29_skipped[0] + 1;
+        if (threadIdx.x == 416) {
+            column_norm_29_observed[0] = column_norm_29_x;
+            if (!unio_isfinite(column_norm_29_x)) {
+                column_norm_29_skipped[0] = column_norm_29_skipped[0] + 1;
+            }
         }
         const real column_norm_30_x = unio_sqrt(stat_30);
-        column_norm_30_observed[0] = column_norm_30_x;
-        if (!unio_isfinite(column_norm_30_x)) {
-            column_norm_30_skipped[0] = column_norm_30_skipped[0] + 1;
+        if (threadIdx.x == 448) {
+            column_norm_30_observed[0] = column_norm_30_x;
+            if (!unio_isfinite(column_norm_30_x)) {
+                column_norm_30_skipped[0] = column_norm_30_skipped[0] + 1;
+            }
         }
         const real column_norm_31_x = unio_sqrt(stat_31);
-        column_norm_31_observed[0] = column_norm_31_x;
-        if (!unio_isfinite(column_norm_31_x)) {
-            column_norm_31_skipped[0] = column_norm_31_skipped[0] + 1;
+        if (threadIdx.x == 480) {
+            column_norm_31_observed[0] = column_norm_31_x;
+            if (!unio_isfinite(column_norm_31_x)) {
+                column_norm_31_skipped[0] = column_norm_31_skipped[0] + 1;
+            }
         }
         const real column_norm_32_x = unio_sqrt(stat_32);
-        column_norm_32_observed[0] = column_norm_32_x;
-        if (!unio_isfinite(column_norm_32_x)) {
-            column_norm_32_skipped[0] = column_norm_32_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            column_norm_32_observed[0] = column_norm_32_x;
+            if (!unio_isfinite(column_norm_32_x)) {
+                column_norm_32_skipped[0] = column_norm_32_skipped[0] + 1;
+            }
         }
         const real column_norm_33_x = unio_sqrt(stat_33);
-        column_norm_33_observed[0] = column_norm_33_x;
-        if (!unio_isfinite(column_norm_33_x)) {
-            column_norm_33_skipped[0] = column_norm_33_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            column_norm_33_observed[0] = column_norm_33_x;
+            if (!unio_isfinite(column_norm_33_x)) {
+                column_norm_33_skipped[0] = column_norm_33_skipped[0] + 1;
+            }
         }
         const real column_norm_34_x = unio_sqrt(stat_34);
-        column_norm_34_observed[0] = column_norm_34_x;
-        if (!unio_isfinite(column_norm_34_x)) {
-            column_norm_34_skipped[0] = column_norm_34_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            column_norm_34_observed[0] = column_norm_34_x;
+            if (!unio_isfinite(column_norm_34_x)) {
+                column_norm_34_skipped[0] = column_norm_34_skipped[0] + 1;
+            }
         }
         const real column_norm_35_x = unio_sqrt(stat_35);
-        column_norm_35_observed[0] = column_norm_35_x;
-        if (!unio_isfinite(column_norm_35_x)) {
-            column_norm_35_skipped[0] = column_norm_35_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            column_norm_35_observed[0] = column_norm_35_x;
+            if (!unio_isfinite(column_norm_35_x)) {
+                column_norm_35_skipped[0] = column_norm_35_skipped[0] + 1;
+            }
         }
         const real column_norm_36_x = unio_sqrt(stat_36);
-        column_norm_36_observed[0] = column_norm_36_x;
-        if (!unio_isfinite(column_norm_36_x)) {
-            column_norm_36_skipped[0] = column_norm_36_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            column_norm_36_observed[0] = column_norm_36_x;
+            if (!unio_isfinite(column_norm_36_x)) {
+                column_norm_36_skipped[0] = column_norm_36_skipped[0] + 1;
+            }
         }
         const real column_norm_37_x = unio_sqrt(stat_37);
-        column_norm_37_observed[0] = column_norm_37_x;
-        if (!unio_isfinite(column_norm_37_x)) {
-            column_norm_37_skipped[0] = column_norm_37_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            column_norm_37_observed[0] = column_norm_37_x;
+            if (!unio_isfinite(column_norm_37_x)) {
+                column_norm_37_skipped[0] = column_norm_37_skipped[0] + 1;
+            }
         }
         const real column_norm_38_x = unio_sqrt(stat_38);
-        column_norm_38_observed[0] = column_norm_38_x;
-        if (!unio_isfinite(column_norm_38_x)) {
-            column_norm_38_skipped[0] = column_norm_38_skipped[0] + 1;
+        if (threadIdx.x == 192) {
+            column_norm_38_observed[0] = column_norm_38_x;
+            if (!unio_isfinite(column_norm_38_x)) {
+                column_norm_38_skipped[0] = column_norm_38_skipped[0] + 1;
+            }
         }
         const real column_norm_39_x = unio_sqrt(stat_39);
-        column_norm_39_observed[0] = column_norm_39_x;
-        if (!unio_isfinite(column_norm_39_x)) {
-            column_norm_39_skipped[0] = column_norm_39_skipped[0] + 1;
+        if (threadIdx.x == 224) {
+            column_norm_39_observed[0] = column_norm_39_x;
+            if (!unio_isfinite(column_norm_39_x)) {
+                column_norm_39_skipped[0] = column_norm_39_skipped[0] + 1;
+            }
         }
         const real column_norm_40_x = unio_sqrt(stat_40);
-        column_norm_40_observed[0] = column_norm_40_x;
-        if (!unio_isfinite(column_norm_40_x)) {
-            column_norm_40_skipped[0] = column_norm_40_skipped[0] + 1;
+        if (threadIdx.x == 256) {
+            column_norm_40_observed[0] = column_norm_40_x;
+            if (!unio_isfinite(column_norm_40_x)) {
+                column_norm_40_skipped[0] = column_norm_40_skipped[0] + 1;
+            }
         }
         const real column_norm_41_x = unio_sqrt(stat_41);
-        column_norm_41_observed[0] = column_norm_41_x;
-        if (!unio_isfinite(column_norm_41_x)) {
-            column_norm_41_skipped[0] = column_norm_41_skipped[0] + 1;
+        if (threadIdx.x == 288) {
+            column_norm_41_observed[0] = column_norm_41_x;
+            if (!unio_isfinite(column_norm_41_x)) {
+                column_norm_41_skipped[0] = column_norm_41_skipped[0] + 1;
+            }
         }
         const real column_norm_42_x = unio_sqrt(stat_42);
-        column_norm_42_observed[0] = column_norm_42_x;
-        if (!unio_isfinite(column_norm_42_x)) {
-            column_norm_42_skipped[0] = column_norm_42_skipped[0] + 1;
+        if (threadIdx.x == 320) {
+            column_norm_42_observed[0] = column_norm_42_x;
+            if (!unio_isfinite(column_norm_42_x)) {
+                column_norm_42_skipped[0] = column_norm_42_skipped[0] + 1;
+            }
         }
         const real column_norm_43_x = unio_sqrt(stat_43);
-        column_norm_43_observed[0] = column_norm_43_x;
-        if (!unio_isfinite(column_norm_43_x)) {
-            column_norm_43_skipped[0] = column_norm_43_skipped[0] + 1;
+        if (threadIdx.x == 352) {
+            column_norm_43_observed[0] = column_norm_43_x;
+            if (!unio_isfinite(column_norm_43_x)) {
+                column_norm_43_skipped[0] = column_norm_43_skipped[0] + 1;
+            }
         }
         const real column_norm_44_x = unio_sqrt(stat_44);
-        column_norm_44_observed[0] = column_norm_44_x;
-        if (!unio_isfinite(column_norm_44_x)) {
-            column_norm_44_skipped[0] = column_norm_44_skipped[0] + 1;
+        if (threadIdx.x == 384) {
+            column_norm_44_observed[0] = column_norm_44_x;
+            if (!unio_isfinite(column_norm_44_x)) {
+                column_norm_44_skipped[0] = column_norm_44_skipped[0] + 1;
+            }
         }
         const real column_norm_45_x = unio_sqrt(stat_45);
-        column_norm_45_observed[0] = column_norm_45_x;
-        if (!unio_isfinite(column_norm_45_x)) {
-            column_norm_45_skipped[0] = column_norm_45_skipped[0] + 1;
+        if (threadIdx.x == 416) {
+            column_norm_45_observed[0] = column_norm_45_x;
+            if (!unio_isfinite(column_norm_45_x)) {
+                column_norm_45_skipped[0] = column_norm_45_skipped[0] + 1;
+            }
         }
         const real column_norm_46_x = unio_sqrt(stat_46);
-        column_norm_46_observed[0] = column_norm_46_x;
-        if (!unio_isfinite(column_norm_46_x)) {
-            column_norm_46_skipped[0] = column_norm_46_skipped[0] + 1;
+        if (threadIdx.x == 448) {
+            column_norm_46_observed[0] = column_norm_46_x;
+            if (!unio_isfinite(column_norm_46_x)) {
+                column_norm_46_skipped[0] = column_norm_46_skipped[0] + 1;
+            }
         }
         const real column_norm_47_x = unio_sqrt(stat_47);
-        column_norm_47_observed[0] = column_norm_47_x;
-        if (!unio_isfinite(column_norm_47_x)) {
-            column_norm_47_skipped[0] = column_norm_47_skipped[0] + 1;
+        if (threadIdx.x == 480) {
+            column_norm_47_observed[0] = column_norm_47_x;
+            if (!unio_isfinite(column_norm_47_x)) {
+                column_norm_47_skipped[0] = column_norm_47_skipped[0] + 1;
+            }
         }
         const real column_total_x = column_norm_0_x + column_norm_1_x + column_norm_2_x + column_norm_3_x + column_norm_4_x + column_norm_5_x + column_norm_6_x + column_norm_7_x + column_norm_8_x + column_norm_9_x + column_norm_10_x + column_norm_11_x + column_norm_12_x + column_norm_13_x + column_norm_14_x + column_norm_15_x + column_norm_16_x + column_norm_17_x + column_norm_18_x + column_norm_19_x + column_norm_20_x + column_norm_21_x + column_norm_22_x + column_norm_23_x + column_norm_24_x + column_norm_25_x + column_norm_26_x + column_norm_27_x + column_norm_28_x + column_norm_29_x + column_norm_30_x + column_norm_31_x + column_norm_32_x + column_norm_33_x + column_norm_34_x + column_norm_35_x + column_norm_36_x + column_norm_37_x + column_norm_38_x + column_norm_39_x + column_norm_40_x + column_norm_41_x + column_norm_42_x + column_norm_43_x + column_norm_44_x + column_norm_45_x + column_norm_46_x + column_norm_47_x;
-        column_total_observed[0] = column_total_x;
-        if (!unio_isfinite(column_total_x)) {
-            column_total_skipped[0] = column_total_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            column_total_observed[0] = column_total_x;
+            if (!unio_isfinite(column_total_x)) {
+                column_total_skipped[0] = column_total_skipped[0] + 1;
+            }
         }
         const real column_entropy_x = -unio_fma(column_norm_47_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_47_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_46_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_46_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_45_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_45_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_44_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_44_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_43_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_43_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_42_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_42_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_41_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_41_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_40_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_40_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_39_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_39_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_38_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_38_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_37_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_37_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_36_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_36_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_35_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_35_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_34_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_34_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_33_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_33_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_32_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_32_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_31_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_31_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_30_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_30_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_29_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_29_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_28_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_28_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_27_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_27_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_26_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_26_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_25_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_25_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_24_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_24_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_23_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_23_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_22_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_22_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_21_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_21_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_20_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_20_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_19_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_19_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_18_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_18_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_17_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_17_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_16_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_16_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_15_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_15_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_14_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_14_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_13_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_13_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_12_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_12_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_11_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_11_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_10_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_10_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_9_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_9_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_8_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_8_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_7_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_7_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_6_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_6_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_5_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_5_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_4_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_4_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_3_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_3_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_2_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_2_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_0_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_0_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), column_norm_1_x / unio_max(column_total_x, real(1e-8)) * unio_log(unio_max(column_norm_1_x / unio_max(column_total_x, real(1e-8)), real(1e-8))))))))))))))))))))))))))))))))))))))))))))))))));
-        column_entropy_observed[0] = column_entropy_x;
-        if (!unio_isfinite(column_entropy_x)) {
-            column_entropy_skipped[0] = column_entropy_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            column_entropy_observed[0] = column_entropy_x;
+            if (!unio_isfinite(column_entropy_x)) {
+                column_entropy_skipped[0] = column_entropy_skipped[0] + 1;
+            }
         }
-        const real l1_lambda_trunk_x = column_total_x > real(0) ? real(observed_mean_abs_g_dqn_trunk[0]) / unio_max(real(observed_mean_abs_w_dqn_trunk[0]), real(1e-8)) * unio_max(unio_log(real(48)) - column_entropy_x, real(0)) / unio_log(real(48)) : real(0);
-        l1_lambda_trunk_observed[0] = l1_lambda_trunk_x;
-        if (unio_isfinite(l1_lambda_trunk_x)) {
-            pearl_ad_law(l1_lambda_trunk_x, l1_lambda_trunk_slot, l1_lambda_trunk_smoothing);
-        } else {
-            l1_lambda_trunk_skipped[0] = l1_lambda_trunk_skipped[0] + 1;
+        const real l1_lambda_trunk_x = column_total_x > real(0) ? observed_mean_abs_g_dqn_trunk_ / unio_max(observed_mean_abs_w_dqn_trunk_, real(1e-8)) * unio_max(unio_log(real(48)) - column_entropy_x, real(0)) / unio_log(real(48)) : real(0);
+        if (threadIdx.x == 64) {
+            l1_lambda_trunk_observed[0] = l1_lambda_trunk_x;
+            if (unio_isfinite(l1_lambda_trunk_x)) {
+                pearl_ad_law(l1_lambda_trunk_x, l1_lambda_trunk_slot, l1_lambda_trunk_smoothing);
+            } else {
+                l1_lambda_trunk_skipped[0] = l1_lambda_trunk_skipped[0] + 1;
+            }
         }
     }
 }
@@ -616,6 +721,8 @@ UNIO_KERNEL(512) sp4_l1_oracle_count(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
+    const real observed_mean_abs_g_dqn_trunk_ = real(observed_mean_abs_g_dqn_trunk[0]);
+    const real observed_mean_abs_w_dqn_trunk_ = real(observed_mean_abs_w_dqn_trunk[0]);
     double acc_0 = 0.0;
     double acc_1 = 0.0;
     double acc_2 = 0.0;
@@ -1000,6 +1107,8 @@ UNIO_KERNEL(512) sp4_l1_oracle_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
+    const real observed_mean_abs_g_dqn_trunk_ = real(observed_mean_abs_g_dqn_trunk[0]);
+    const real observed_mean_abs_w_dqn_trunk_ = real(observed_mean_abs_w_dqn_trunk[0]);
     const double total_0_first = unio_first_row(rows_, sums_, 48, 0, 0.0);
     const double total_1_first = unio_first_row(rows_, sums_, 48, 1, 0.0);
     const double total_2_first = unio_first_row(rows_, sums_, 48, 2, 0.0);
@@ -1145,7 +1254,8 @@ UNIO_KERNEL(512) sp4_l1_oracle_finish(
     const double total_47 = unio_block_sum(
         unio_sum_rows(total_47_first, rows_, 4, sums_, 48, 47, parts), partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    __syncthreads();
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 512 && n > 0) {
         const real stat_0 = real(total_0);
         const real stat_1 = real(total_1);
         const real stat_2 = real(total_2);
@@ -1195,261 +1305,363 @@ UNIO_KERNEL(512) sp4_l1_oracle_finish(
         const real stat_46 = real(total_46);
         const real stat_47 = real(total_47);
         const real column_norm_0_x = unio_sqrt(stat_0);
-        column_norm_0_observed[0] = column_norm_0_x;
-        if (!unio_isfinite(column_norm_0_x)) {
-            column_norm_0_skipped[0] = column_norm_0_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            column_norm_0_observed[0] = column_norm_0_x;
+            if (!unio_isfinite(column_norm_0_x)) {
+                column_norm_0_skipped[0] = column_norm_0_skipped[0] + 1;
+            }
         }
         const real column_norm_1_x = unio_sqrt(stat_1);
-        column_norm_1_observed[0] = column_norm_1_x;
-        if (!unio_isfinite(column_norm_1_x)) {
-            column_norm_1_skipped[0] = column_norm_1_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            column_norm_1_observed[0] = column_norm_1_x;
+            if (!unio_isfinite(column_norm_1_x)) {
+                column_norm_1_skipped[0] = column_norm_1_skipped[0] + 1;
+            }
         }
         const real column_norm_2_x = unio_sqrt(stat_2);
-        column_norm_2_observed[0] = column_norm_2_x;
-        if (!unio_isfinite(column_norm_2_x)) {
-            column_norm_2_skipped[0] = column_norm_2_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            column_norm_2_observed[0] = column_norm_2_x;
+            if (!unio_isfinite(column_norm_2_x)) {
+                column_norm_2_skipped[0] = column_norm_2_skipped[0] + 1;
+            }
         }
         const real column_norm_3_x = unio_sqrt(stat_3);
-        column_norm_3_observed[0] = column_norm_3_x;
-        if (!unio_isfinite(column_norm_3_x)) {
-            column_norm_3_skipped[0] = column_norm_3_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            column_norm_3_observed[0] = column_norm_3_x;
+            if (!unio_isfinite(column_norm_3_x)) {
+                column_norm_3_skipped[0] = column_norm_3_skipped[0] + 1;
+            }
         }
         const real column_norm_4_x = unio_sqrt(stat_4);
-        column_norm_4_observed[0] = column_norm_4_x;
-        if (!unio_isfinite(column_norm_4_x)) {
-            column_norm_4_skipped[0] = column_norm_4_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            column_norm_4_observed[0] = column_norm_4_x;
+            if (!unio_isfinite(column_norm_4_x)) {
+                column_norm_4_skipped[0] = column_norm_4_skipped[0] + 1;
+            }
         }
         const real column_norm_5_x = unio_sqrt(stat_5);
-        column_norm_5_observed[0] = column_norm_5_x;
-        if (!unio_isfinite(column_norm_5_x)) {
-            column_norm_5_skipped[0] = column_norm_5_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            column_norm_5_observed[0] = column_norm_5_x;
+            if (!unio_isfinite(column_norm_5_x)) {
+                column_norm_5_skipped[0] = column_norm_5_skipped[0] + 1;
+            }
         }
         const real column_norm_6_x = unio_sqrt(stat_6);
-        column_norm_6_observed[0] = column_norm_6_x;
-        if (!unio_isfinite(column_norm_6_x)) {
-            column_norm_6_skipped[0] = column_norm_6_skipped[0] + 1;
+        if (threadIdx.x == 192) {
+            column_norm_6_observed[0] = column_norm_6_x;
+            if (!unio_isfinite(column_norm_6_x)) {
+                column_norm_6_skipped[0] = column_norm_6_skipped[0] + 1;
+            }
         }
         const real column_norm_7_x = unio_sqrt(stat_7);
-        column_norm_7_observed[0] = column_norm_7_x;
-        if (!unio_isfinite(column_norm_7_x)) {
-            column_norm_7_skipped[0] = column_norm_7_skipped[0] + 1;
+        if (threadIdx.x == 224) {
+            column_norm_7_observed[0] = column_norm_7_x;
+            if (!unio_isfinite(column_norm_7_x)) {
+                column_norm_7_skipped[0] = column_norm_7_skipped[0] + 1;
+            }
         }
         const real column_norm_8_x = unio_sqrt(stat_8);
-        column_norm_8_observed[0] = column_norm_8_x;
-        if (!unio_isfinite(column_norm_8_x)) {
-            column_norm_8_skipped[0] = column_norm_8_skipped[0] + 1;
+        if (threadIdx.x == 256) {
+            column_norm_8_observed[0] = column_norm_8_x;
+            if (!unio_isfinite(column_norm_8_x)) {
+                column_norm_8_skipped[0] = column_norm_8_skipped[0] + 1;
+            }
         }
         const real column_norm_9_x = unio_sqrt(stat_9);
-        column_norm_9_observed[0] = column_norm_9_x;
-        if (!unio_isfinite(column_norm_9_x)) {
-            column_norm_9_skipped[0] = column_norm_9_skipped[0] + 1;
+        if (threadIdx.x == 288) {
+            column_norm_9_observed[0] = column_norm_9_x;
+            if (!unio_isfinite(column_norm_9_x)) {
+                column_norm_9_skipped[0] = column_norm_9_skipped[0] + 1;
+            }
         }
         const real column_norm_10_x = unio_sqrt(stat_10);
-        column_norm_10_observed[0] = column_norm_10_x;
-        if (!unio_isfinite(column_norm_10_x)) {
-            column_norm_10_skipped[0] = column_norm_10_skipped[0] + 1;
+        if (threadIdx.x == 320) {
+            column_norm_10_observed[0] = column_norm_10_x;
+            if (!unio_isfinite(column_norm_10_x)) {
+                column_norm_10_skipped[0] = column_norm_10_skipped[0] + 1;
+            }
         }
         const real column_norm_11_x = unio_sqrt(stat_11);
-        column_norm_11_observed[0] = column_norm_11_x;
-        if (!unio_isfinite(column_norm_11_x)) {
-            column_norm_11_skipped[0] = column_norm_11_skipped[0] + 1;
+        if (threadIdx.x == 352) {
+            column_norm_11_observed[0] = column_norm_11_x;
+            if (!unio_isfinite(column_norm_11_x)) {
+                column_norm_11_skipped[0] = column_norm_11_skipped[0] + 1;
+            }
         }
         const real column_norm_12_x = unio_sqrt(stat_12);
-        column_norm_12_observed[0] = column_norm_12_x;
-        if (!unio_isfinite(column_norm_12_x)) {
-            column_norm_12_skipped[0] = column_norm_12_skipped[0] + 1;
+        if (threadIdx.x == 384) {
+            column_norm_12_observed[0] = column_norm_12_x;
+            if (!unio_isfinite(column_norm_12_x)) {
+                column_norm_12_skipped[0] = column_norm_12_skipped[0] + 1;
+            }
         }
         const real column_norm_13_x = unio_sqrt(stat_13);
-        column_norm_13_observed[0] = column_norm_13_x;
-        if (!unio_isfinite(column_norm_13_x)) {
-            column_norm_13_skipped[0] = column_norm_13_skipped[0] + 1;
+        if (threadIdx.x == 416) {
+            column_norm_13_observed[0] = column_norm_13_x;
+            if (!unio_isfinite(column_norm_13_x)) {
+                column_norm_13_skipped[0] = column_norm_13_skipped[0] + 1;
+            }
         }
         const real column_norm_14_x = unio_sqrt(stat_14);
-        column_norm_14_observed[0] = column_norm_14_x;
-        if (!unio_isfinite(column_norm_14_x)) {
-            column_norm_14_skipped[0] = column_norm_14_skipped[0] + 1;
+        if (threadIdx.x == 448) {
+            column_norm_14_observed[0] = column_norm_14_x;
+            if (!unio_isfinite(column_norm_14_x)) {
+                column_norm_14_skipped[0] = column_norm_14_skipped[0] + 1;
+            }
         }
         const real column_norm_15_x = unio_sqrt(stat_15);
-        column_norm_15_observed[0] = column_norm_15_x;
-        if (!unio_isfinite(column_norm_15_x)) {
-            column_norm_15_skipped[0] = column_norm_15_skipped[0] + 1;
+        if (threadIdx.x == 480) {
+            column_norm_15_observed[0] = column_norm_15_x;
+            if (!unio_isfinite(column_norm_15_x)) {
+                column_norm_15_skipped[0] = column_norm_15_skipped[0] + 1;
+            }
         }
         const real column_norm_16_x = unio_sqrt(stat_16);
-        column_norm_16_observed[0] = column_norm_16_x;
-        if (!unio_isfinite(column_norm_16_x)) {
-            column_norm_16_skipped[0] = column_norm_16_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            column_norm_16_observed[0] = column_norm_16_x;
+            if (!unio_isfinite(column_norm_16_x)) {
+                column_norm_16_skipped[0] = column_norm_16_skipped[0] + 1;
+            }
         }
         const real column_norm_17_x = unio_sqrt(stat_17);
-        column_norm_17_observed[0] = column_norm_17_x;
-        if (!unio_isfinite(column_norm_17_x)) {
-            column_norm_17_skipped[0] = column_norm_17_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            column_norm_17_observed[0] = column_norm_17_x;
+            if (!unio_isfinite(column_norm_17_x)) {
+                column_norm_17_skipped[0] = column_norm_17_skipped[0] + 1;
+            }
         }
         const real column_norm_18_x = unio_sqrt(stat_18);
-        column_norm_18_observed[0] = column_norm_18_x;
-        if (!unio_isfinite(column_norm_18_x)) {
-            column_norm_18_skipped[0] = column_norm_18_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            column_norm_18_observed[0] = column_norm_18_x;
+            if (!unio_isfinite(column_norm_18_x)) {
+                column_norm_18_skipped[0] = column_norm_18_skipped[0] + 1;
+            }
         }
         const real column_norm_19_x = unio_sqrt(stat_19);
-        column_norm_19_observed[0] = column_norm_19_x;
-        if (!unio_isfinite(column_norm_19_x)) {
-            column_norm_19_skipped[0] = column_norm_19_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            column_norm_19_observed[0] = column_norm_19_x;
+            if (!unio_isfinite(column_norm_19_x)) {
+                column_norm_19_skipped[0] = column_norm_19_skipped[0] + 1;
+            }
         }
         const real column_norm_20_x = unio_sqrt(stat_20);
-        column_norm_20_observed[0] = column_norm_20_x;
-        if (!unio_isfinite(column_norm_20_x)) {
-            column_norm_20_skipped[0] = column_norm_20_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            column_norm_20_observed[0] = column_norm_20_x;
+            if (!unio_isfinite(column_norm_20_x)) {
+                column_norm_20_skipped[0] = column_norm_20_skipped[0] + 1;
+            }
         }
         const real column_norm_21_x = unio_sqrt(stat_21);
-        column_norm_21_observed[0] = column_norm_21_x;
-        if (!unio_isfinite(column_norm_21_x)) {
-            column_norm_21_skipped[0] = column_norm_21_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            column_norm_21_observed[0] = column_norm_21_x;
+            if (!unio_isfinite(column_norm_21_x)) {
+                column_norm_21_skipped[0] = column_norm_21_skipped[0] + 1;
+            }
         }
         const real column_norm_22_x = unio_sqrt(stat_22);
-        column_norm_22_observed[0] = column_norm_22_x;
-        if (!unio_isfinite(column_norm_22_x)) {
-            column_norm_22_skipped[0] = column_norm_22_skipped[0] + 1;
+        if (threadIdx.x == 192) {
+            column_norm_22_observed[0] = column_norm_22_x;
+            if (!unio_isfinite(column_norm_22_x)) {
+                column_norm_22_skipped[0] = column_norm_22_skipped[0] + 1;
+            }
         }
         const real column_norm_23_x = unio_sqrt(stat_23);
-        column_norm_23_observed[0] = column_norm_23_x;
-        if (!unio_isfinite(column_norm_23_x)) {
-            column_norm_23_skipped[0] = column_norm_23_skipped[0] + 1;
+        if (threadIdx.x == 224) {
+            column_norm_23_observed[0] = column_norm_23_x;
+            if (!unio_isfinite(column_norm_23_x)) {
+                column_norm_23_skipped[0] = column_norm_23_skipped[0] + 1;
+            }
         }
         const real column_norm_24_x = unio_sqrt(stat_24);
-        column_norm_24_observed[0] = column_norm_24_x;
-        if (!unio_isfinite(column_norm_24_x)) {
-            column_norm_24_skipped[0] = column_norm_24_skipped[0] + 1;
+        if (threadIdx.x == 256) {
+            column_norm_24_observed[0] = column_norm_24_x;
+            if (!unio_isfinite(column_norm_24_x)) {
+                column_norm_24_skipped[0] = column_norm_24_skipped[0] + 1;
+            }
         }
         const real column_norm_25_x = unio_sqrt(stat_25);
-        column_norm_25_observed[0] = column_norm_25_x;
-        if (!unio_isfinite(column_norm_25_x)) {
-            column_norm_25_skipped[0] = column_norm_25_skipped[0] + 1;
+        if (threadIdx.x == 288) {
+            column_norm_25_observed[0] = column_norm_25_x;
+            if (!unio_isfinite(column_norm_25_x)) {
+                column_norm_25_skipped[0] = column_norm_25_skipped[0] + 1;
+            }
         }
         const real column_norm_26_x = unio_sqrt(stat_26);
-        column_norm_26_observed[0] = column_norm_26_x;
-        if (!unio_isfinite(column_norm_26_x)) {
-            column_norm_26_skipped[0] = column_norm_26_skipped[0] + 1;
+        if (threadIdx.x == 320) {
+            column_norm_26_observed[0] = column_norm_26_x;
+            if (!unio_isfinite(column_norm_26_x)) {
+                column_norm_26_skipped[0] = column_norm_26_skipped[0] + 1;
+            }
         }
         const real column_norm_27_x = unio_sqrt(stat_27);
-        column_norm_27_observed[0] = column_norm_27_x;
-        if (!unio_isfinite(column_norm_27_x)) {
-            column_norm_27_skipped[0] = column_norm_27_skipped[0] + 1;
+        if (threadIdx.x == 352) {
+            column_norm_27_observed[0] = column_norm_27_x;
+            if (!unio_isfinite(column_norm_27_x)) {
+                column_norm_27_skipped[0] = column_norm_27_skipped[0] + 1;
+            }
         }
         const real column_norm_28_x = unio_sqrt(stat_28);
-        column_norm_28_observed[0] = column_norm_28_x;
-        if (!unio_isfinite(column_norm_28_x)) {
-            column_norm_28_skipped[0] = column_norm_28_skipped[0] + 1;
+        if (threadIdx.x == 384) {
+            column_norm_28_observed[0] = column_norm_28_x;
+            if (!unio_isfinite(column_norm_28_x)) {
+                column_norm_28_skipped[0] = column_norm_28_skipped[0] + 1;
+            }
         }
         const real column_norm_29_x = unio_sqrt(stat_29);
-        column_norm_29_observed[0] = column_norm_29_x;
-        if (!unio_isfinite(column_norm_29_x)) {
-            column_norm_29_skipped[0] = column_norm_29_skipped[0] + 1;
+        if (threadIdx.x == 416) {
+            column_norm_29_observed[0] = column_norm_29_x;
+            if (!unio_isfinite(column_norm_29_x)) {
+                column_norm_29_skipped[0] = column_norm_29_skipped[0] + 1;
+            }
         }
         const real column_norm_30_x = unio_sqrt(stat_30);
-        column_norm_30_observed[0] = column_norm_30_x;
-        if (!unio_isfinite(column_norm_30_x)) {
-            column_norm_30_skipped[0] = column_norm_30_skipped[0] + 1;
+        if (threadIdx.x == 448) {
+            column_norm_30_observed[0] = column_norm_30_x;
+            if (!unio_isfinite(column_norm_30_x)) {
+                column_norm_30_skipped[0] = column_norm_30_skipped[0] + 1;
+            }
         }
         const real column_norm_31_x = unio_sqrt(stat_31);
-        column_norm_31_observed[0] = column_norm_31_x;
-        if (!unio_isfinite(column_norm_31_x)) {
-            column_norm_31_skipped[0] = column_norm_31_skipped[0] + 1;
+        if (threadIdx.x == 480) {
+            column_norm_31_observed[0] = column_norm_31_x;
+            if (!unio_isfinite(column_norm_31_x)) {
+                column_norm_31_skipped[0] = column_norm_31_skipped[0] + 1;
+            }
         }
         const real column_norm_32_x = unio_sqrt(stat_32);
-        column_norm_32_observed[0] = column_norm_32_x;
-        if (!unio_isfinite(column_norm_32_x)) {
-            column_norm_32_skipped[0] = column_norm_32_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            column_norm_32_observed[0] = column_norm_32_x;
+            if (!unio_isfinite(column_norm_32_x)) {
+                column_norm_32_skipped[0] = column_norm_32_skipped[0] + 1;
+            }
         }
         const real column_norm_33_x = unio_sqrt(stat_33);
-        column_norm_33_observed[0] = column_norm_33_x;
-        if (!unio_isfinite(column_norm_33_x)) {
-            column_norm_33_skipped[0] = column_norm_33_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            column_norm_33_observed[0] = column_norm_33_x;
+            if (!unio_isfinite(column_norm_33_x)) {
+                column_norm_33_skipped[0] = column_norm_33_skipped[0] + 1;
+            }
         }
         const real column_norm_34_x = unio_sqrt(stat_34);
-        column_norm_34_observed[0] = column_norm_34_x;
-        if (!unio_isfinite(column_norm_34_x)) {
-            column_norm_34_skipped[0] = column_norm_34_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            column_norm_34_observed[0] = column_norm_34_x;
+            if (!unio_isfinite(column_norm_34_x)) {
+                column_norm_34_skipped[0] = column_norm_34_skipped[0] + 1;
+            }
         }
         const real column_norm_35_x = unio_sqrt(stat_35);
-        column_norm_35_observed[0] = column_norm_35_x;
-        if (!unio_isfinite(column_norm_35_x)) {
-            column_norm_35_skipped[0] = column_norm_35_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            column_norm_35_observed[0] = column_norm_35_x;
+            if (!unio_isfinite(column_norm_35_x)) {
+                column_norm_35_skipped[0] = column_norm_35_skipped[0] + 1;
+            }
         }
         const real column_norm_36_x = unio_sqrt(stat_36);
-        column_norm_36_observed[0] = column_norm_36_x;
-        if (!unio_isfinite(column_norm_36_x)) {
-            column_norm_36_skipped[0] = column_norm_36_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            column_norm_36_observed[0] = column_norm_36_x;
+            if (!unio_isfinite(column_norm_36_x)) {
+                column_norm_36_skipped[0] = column_norm_36_skipped[0] + 1;
+            }
         }
         const real column_norm_37_x = unio_sqrt(stat_37);
-        column_norm_37_observed[0] = column_norm_37_x;
-        if (!unio_isfinite(column_norm_37_x)) {
-            column_norm_37_skipped[0] = column_norm_37_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            column_norm_37_observed[0] = column_norm_37_x;
+            if (!unio_isfinite(column_norm_37_x)) {
+                column_norm_37_skipped[0] = column_norm_37_skipped[0] + 1;
+            }
         }
         const real column_norm_38_x = unio_sqrt(stat_38);
-        column_norm_38_observed[0] = column_norm_38_x;
-        if (!unio_isfinite(column_norm_38_x)) {
-            column_norm_38_skipped[0] = column_norm_38_skipped[0] + 1;
+        if (threadIdx.x == 192) {
+            column_norm_38_observed[0] = column_norm_38_x;
+            if (!unio_isfinite(column_norm_38_x)) {
+                column_norm_38_skipped[0] = column_norm_38_skipped[0] + 1;
+            }
         }
         const real column_norm_39_x = unio_sqrt(stat_39);
-        column_norm_39_observed[0] = column_norm_39_x;
-        if (!unio_isfinite(column_norm_39_x)) {
-            column_norm_39_skipped[0] = column_norm_39_skipped[0] + 1;
+        if (threadIdx.x == 224) {
+            column_norm_39_observed[0] = column_norm_39_x;
+            if (!unio_isfinite(column_norm_39_x)) {
+                column_norm_39_skipped[0] = column_norm_39_skipped[0] + 1;
+            }
         }
         const real column_norm_40_x = unio_sqrt(stat_40);
-        column_norm_40_observed[0] = column_norm_40_x;
-        if (!unio_isfinite(column_norm_40_x)) {
-            column_norm_40_skipped[0] = column_norm_40_skipped[0] + 1;
+        if (threadIdx.x == 256) {
+            column_norm_40_observed[0] = column_norm_40_x;
+            if (!unio_isfinite(column_norm_40_x)) {
+                column_norm_40_skipped[0] = column_norm_40_skipped[0] + 1;
+            }
         }
         const real column_norm_41_x = unio_sqrt(stat_41);
-        column_norm_41_observed[0] = column_norm_41_x;
-        if (!unio_isfinite(column_norm_41_x)) {
-            column_norm_41_skipped[0] = column_norm_41_skipped[0] + 1;
+        if (threadIdx.x == 288) {
+            column_norm_41_observed[0] = column_norm_41_x;
+            if (!unio_isfinite(column_norm_41_x)) {
+                column_norm_41_skipped[0] = column_norm_41_skipped[0] + 1;
+            }
         }
         const real column_norm_42_x = unio_sqrt(stat_42);
-        column_norm_42_observed[0] = column_norm_42_x;
-        if (!unio_isfinite(column_norm_42_x)) {
-            column_norm_42_skipped[0] = column_norm_42_skipped[0] + 1;
+        if (threadIdx.x == 320) {
+            column_norm_42_observed[0] = column_norm_42_x;
+            if (!unio_isfinite(column_norm_42_x)) {
+                column_norm_42_skipped[0] = column_norm_42_skipped[0] + 1;
+            }
         }
         const real column_norm_43_x = unio_sqrt(stat_43);
-        column_norm_43_observed[0] = column_norm_43_x;
-        if (!unio_isfinite(column_norm_43_x)) {
-            column_norm_43_skipped[0] = column_norm_43_skipped[0] + 1;
+        if (threadIdx.x == 352) {
+            column_norm_43_observed[0] = column_norm_43_x;
+            if (!unio_isfinite(column_norm_43_x)) {
+                column_norm_43_skipped[0] = column_norm_43_skipped[0] + 1;
+            }
         }
         const real column_norm_44_x = unio_sqrt(stat_44);
-        column_norm_44_observed[0] = column_norm_44_x;
-        if (!unio_isfinite(column_norm_44_x)) {
-            column_norm_44_skipped[0] = column_norm_44_skipped[0] + 1;
+        if (threadIdx.x == 384) {
+            column_norm_44_observed[0] = column_norm_44_x;
+            if (!unio_isfinite(column_norm_44_x)) {
+                column_norm_44_skipped[0] = column_norm_44_skipped[0] + 1;
+            }
         }
         const real column_norm_45_x = unio_sqrt(stat_45);
-        column_norm_45_observed[0] = column_norm_45_x;
-        if (!unio_isfinite(column_norm_45_x)) {
-            column_norm_45_skipped[0] = column_norm_45_skipped[0] + 1;
+        if (threadIdx.x == 416) {
+            column_norm_45_observed[0] = column_norm_45_x;
+            if (!unio_isfinite(column_norm_45_x)) {
+                column_norm_45_skipped[0] = column_norm_45_skipped[0] + 1;
+            }
         }
         const real column_norm_46_x = unio_sqrt(stat_46);
-        column_norm_46_observed[0] = column_norm_46_x;
-        if (!unio_isfinite(column_norm_46_x)) {
-            column_norm_46_skipped[0] = column_norm_46_skipped[0] + 1;
+        if (threadIdx.x == 448) {
+            column_norm_46_observed[0] = column_norm_46_x;
+            if (!unio_isfinite(column_norm_46_x)) {
+                column_norm_46_skipped[0] = column_norm_46_skipped[0] + 1;
+            }
         }
         const real column_norm_47_x = unio_sqrt(stat_47);
-        column_norm_47_observed[0] = column_norm_47_x;
-        if (!unio_isfinite(column_norm_47_x)) {
-            column_norm_47_skipped[0] = column_norm_47_skipped[0] + 1;
+        if (threadIdx.x == 480) {
+            column_norm_47_observed[0] = column_norm_47_x;
+            if (!unio_isfinite(column_norm_47_x)) {
+                column_norm_47_skipped[0] = column_norm_47_skipped[0] + 1;
+            }
         }
         const real column_total_x = column_norm_0_x + column_norm_1_x + column_norm_2_x + column_norm_3_x + column_norm_4_x + column_norm_5_x + column_norm_6_x + column_norm_7_x + column_norm_8_x + column_norm_9_x + column_norm_10_x + column_norm_11_x + column_norm_12_x + column_norm_13_x + column_norm_14_x + column_norm_15_x + column_norm_16_x + column_norm_17_x + column_norm_18_x + column_norm_19_x + column_norm_20_x + column_norm_21_x + column_norm_22_x + column_norm_23_x + column_norm_24_x + column_norm_25_x + column_norm_26_x + column_norm_27_x + column_norm_28_x + column_norm_29_x + column_norm_30_x + column_norm_31_x + column_norm_32_x + column_norm_33_x + column_norm_34_x + column_norm_35_x + column_norm_36_x + column_norm_37_x + column_norm_38_x + column_norm_39_x + column_norm_40_x + column_norm_41_x + column_norm_42_x + column_norm_43_x + column_norm_44_x + column_norm_45_x + column_norm_46_x + column_norm_47_x;
-        column_total_observed[0] = column_total_x;
-        if (!unio_isfinite(column_total_x)) {
-            column_total_skipped[0] = column_total_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            column_total_observed[0] = column_total_x;
+            if (!unio_isfinite(column_total_x)) {
+                column_total_skipped[0] = column_total_skipped[0] + 1;
+            }
         }
         const real column_entropy_x = -unio_fma(column_norm_47_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_47_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_46_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_46_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_45_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_45_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_44_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_44_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_43_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_43_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_42_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_42_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_41_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_41_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_40_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_40_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_39_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_39_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_38_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_38_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_37_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_37_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_36_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_36_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_35_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_35_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_34_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_34_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_33_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_33_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_32_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_32_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_31_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_31_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_30_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_30_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_29_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_29_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_28_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_28_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_27_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_27_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_26_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_26_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_25_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_25_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_24_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_24_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_23_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_23_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_22_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_22_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_21_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_21_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_20_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_20_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_19_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_19_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_18_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_18_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_17_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_17_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_16_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_16_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_15_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_15_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_14_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_14_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_13_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_13_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_12_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_12_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_11_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_11_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_10_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_10_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_9_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_9_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_8_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_8_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_7_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_7_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_6_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_6_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_5_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_5_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_4_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_4_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_3_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_3_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_2_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_2_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), unio_fma(column_norm_0_x / unio_max(column_total_x, real(1e-8)), unio_log(unio_max(column_norm_0_x / unio_max(column_total_x, real(1e-8)), real(1e-8))), column_norm_1_x / unio_max(column_total_x, real(1e-8)) * unio_log(unio_max(column_norm_1_x / unio_max(column_total_x, real(1e-8)), real(1e-8))))))))))))))))))))))))))))))))))))))))))))))))));
-        column_entropy_observed[0] = column_entropy_x;
-        if (!unio_isfinite(column_entropy_x)) {
-            column_entropy_skipped[0] = column_entropy_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            column_entropy_observed[0] = column_entropy_x;
+            if (!unio_isfinite(column_entropy_x)) {
+                column_entropy_skipped[0] = column_entropy_skipped[0] + 1;
+            }
         }
-        const real l1_lambda_trunk_x = column_total_x > real(0) ? real(observed_mean_abs_g_dqn_trunk[0]) / unio_max(real(observed_mean_abs_w_dqn_trunk[0]), real(1e-8)) * unio_max(unio_log(real(48)) - column_entropy_x, real(0)) / unio_log(real(48)) : real(0);
-        l1_lambda_trunk_observed[0] = l1_lambda_trunk_x;
-        if (unio_isfinite(l1_lambda_trunk_x)) {
-            pearl_ad_law(l1_lambda_trunk_x, l1_lambda_trunk_slot, l1_lambda_trunk_smoothing);
-        } else {
-            l1_lambda_trunk_skipped[0] = l1_lambda_trunk_skipped[0] + 1;
+        const real l1_lambda_trunk_x = column_total_x > real(0) ? observed_mean_abs_g_dqn_trunk_ / unio_max(observed_mean_abs_w_dqn_trunk_, real(1e-8)) * unio_max(unio_log(real(48)) - column_entropy_x, real(0)) / unio_log(real(48)) : real(0);
+        if (threadIdx.x == 64) {
+            l1_lambda_trunk_observed[0] = l1_lambda_trunk_x;
+            if (unio_isfinite(l1_lambda_trunk_x)) {
+                pearl_ad_law(l1_lambda_trunk_x, l1_lambda_trunk_slot, l1_lambda_trunk_smoothing);
+            } else {
+                l1_lambda_trunk_skipped[0] = l1_lambda_trunk_skipped[0] + 1;
+            }
         }
     }
 }

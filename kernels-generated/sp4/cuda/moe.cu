@@ -102,7 +102,7 @@ UNIO_KERNEL(512) sp4_moe(
     const double total_6 = unio_block_sum(acc_6, partial);
     const double total_7 = unio_block_sum(acc_7, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 288 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real stat_1 = real(total_1 / double(n));
         const real stat_2 = real(total_2 / double(n));
@@ -112,67 +112,85 @@ UNIO_KERNEL(512) sp4_moe(
         const real stat_6 = real(total_6 / double(n));
         const real stat_7 = real(total_7 / double(n));
         const real moe_expert_util_0_x = stat_0;
-        moe_expert_util_0_observed[0] = moe_expert_util_0_x;
-        if (unio_isfinite(moe_expert_util_0_x)) {
-            pearl_ad_law(moe_expert_util_0_x, moe_expert_util_0_slot, moe_expert_util_0_smoothing);
-        } else {
-            moe_expert_util_0_skipped[0] = moe_expert_util_0_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            moe_expert_util_0_observed[0] = moe_expert_util_0_x;
+            if (unio_isfinite(moe_expert_util_0_x)) {
+                pearl_ad_law(moe_expert_util_0_x, moe_expert_util_0_slot, moe_expert_util_0_smoothing);
+            } else {
+                moe_expert_util_0_skipped[0] = moe_expert_util_0_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_1_x = stat_1;
-        moe_expert_util_1_observed[0] = moe_expert_util_1_x;
-        if (unio_isfinite(moe_expert_util_1_x)) {
-            pearl_ad_law(moe_expert_util_1_x, moe_expert_util_1_slot, moe_expert_util_1_smoothing);
-        } else {
-            moe_expert_util_1_skipped[0] = moe_expert_util_1_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            moe_expert_util_1_observed[0] = moe_expert_util_1_x;
+            if (unio_isfinite(moe_expert_util_1_x)) {
+                pearl_ad_law(moe_expert_util_1_x, moe_expert_util_1_slot, moe_expert_util_1_smoothing);
+            } else {
+                moe_expert_util_1_skipped[0] = moe_expert_util_1_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_2_x = stat_2;
-        moe_expert_util_2_observed[0] = moe_expert_util_2_x;
-        if (unio_isfinite(moe_expert_util_2_x)) {
-            pearl_ad_law(moe_expert_util_2_x, moe_expert_util_2_slot, moe_expert_util_2_smoothing);
-        } else {
-            moe_expert_util_2_skipped[0] = moe_expert_util_2_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            moe_expert_util_2_observed[0] = moe_expert_util_2_x;
+            if (unio_isfinite(moe_expert_util_2_x)) {
+                pearl_ad_law(moe_expert_util_2_x, moe_expert_util_2_slot, moe_expert_util_2_smoothing);
+            } else {
+                moe_expert_util_2_skipped[0] = moe_expert_util_2_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_3_x = stat_3;
-        moe_expert_util_3_observed[0] = moe_expert_util_3_x;
-        if (unio_isfinite(moe_expert_util_3_x)) {
-            pearl_ad_law(moe_expert_util_3_x, moe_expert_util_3_slot, moe_expert_util_3_smoothing);
-        } else {
-            moe_expert_util_3_skipped[0] = moe_expert_util_3_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            moe_expert_util_3_observed[0] = moe_expert_util_3_x;
+            if (unio_isfinite(moe_expert_util_3_x)) {
+                pearl_ad_law(moe_expert_util_3_x, moe_expert_util_3_slot, moe_expert_util_3_smoothing);
+            } else {
+                moe_expert_util_3_skipped[0] = moe_expert_util_3_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_4_x = stat_4;
-        moe_expert_util_4_observed[0] = moe_expert_util_4_x;
-        if (unio_isfinite(moe_expert_util_4_x)) {
-            pearl_ad_law(moe_expert_util_4_x, moe_expert_util_4_slot, moe_expert_util_4_smoothing);
-        } else {
-            moe_expert_util_4_skipped[0] = moe_expert_util_4_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            moe_expert_util_4_observed[0] = moe_expert_util_4_x;
+            if (unio_isfinite(moe_expert_util_4_x)) {
+                pearl_ad_law(moe_expert_util_4_x, moe_expert_util_4_slot, moe_expert_util_4_smoothing);
+            } else {
+                moe_expert_util_4_skipped[0] = moe_expert_util_4_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_5_x = stat_5;
-        moe_expert_util_5_observed[0] = moe_expert_util_5_x;
-        if (unio_isfinite(moe_expert_util_5_x)) {
-            pearl_ad_law(moe_expert_util_5_x, moe_expert_util_5_slot, moe_expert_util_5_smoothing);
-        } else {
-            moe_expert_util_5_skipped[0] = moe_expert_util_5_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            moe_expert_util_5_observed[0] = moe_expert_util_5_x;
+            if (unio_isfinite(moe_expert_util_5_x)) {
+                pearl_ad_law(moe_expert_util_5_x, moe_expert_util_5_slot, moe_expert_util_5_smoothing);
+            } else {
+                moe_expert_util_5_skipped[0] = moe_expert_util_5_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_6_x = stat_6;
-        moe_expert_util_6_observed[0] = moe_expert_util_6_x;
-        if (unio_isfinite(moe_expert_util_6_x)) {
-            pearl_ad_law(moe_expert_util_6_x, moe_expert_util_6_slot, moe_expert_util_6_smoothing);
-        } else {
-            moe_expert_util_6_skipped[0] = moe_expert_util_6_skipped[0] + 1;
+        if (threadIdx.x == 192) {
+            moe_expert_util_6_observed[0] = moe_expert_util_6_x;
+            if (unio_isfinite(moe_expert_util_6_x)) {
+                pearl_ad_law(moe_expert_util_6_x, moe_expert_util_6_slot, moe_expert_util_6_smoothing);
+            } else {
+                moe_expert_util_6_skipped[0] = moe_expert_util_6_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_7_x = stat_7;
-        moe_expert_util_7_observed[0] = moe_expert_util_7_x;
-        if (unio_isfinite(moe_expert_util_7_x)) {
-            pearl_ad_law(moe_expert_util_7_x, moe_expert_util_7_slot, moe_expert_util_7_smoothing);
-        } else {
-            moe_expert_util_7_skipped[0] = moe_expert_util_7_skipped[0] + 1;
+        if (threadIdx.x == 224) {
+            moe_expert_util_7_observed[0] = moe_expert_util_7_x;
+            if (unio_isfinite(moe_expert_util_7_x)) {
+                pearl_ad_law(moe_expert_util_7_x, moe_expert_util_7_slot, moe_expert_util_7_smoothing);
+            } else {
+                moe_expert_util_7_skipped[0] = moe_expert_util_7_skipped[0] + 1;
+            }
         }
         const real moe_gate_entropy_x = -unio_fma(moe_expert_util_7_x, unio_log(unio_max(moe_expert_util_7_x, real(1e-8))), unio_fma(moe_expert_util_6_x, unio_log(unio_max(moe_expert_util_6_x, real(1e-8))), unio_fma(moe_expert_util_5_x, unio_log(unio_max(moe_expert_util_5_x, real(1e-8))), unio_fma(moe_expert_util_4_x, unio_log(unio_max(moe_expert_util_4_x, real(1e-8))), unio_fma(moe_expert_util_3_x, unio_log(unio_max(moe_expert_util_3_x, real(1e-8))), unio_fma(moe_expert_util_2_x, unio_log(unio_max(moe_expert_util_2_x, real(1e-8))), unio_fma(moe_expert_util_0_x, unio_log(unio_max(moe_expert_util_0_x, real(1e-8))), moe_expert_util_1_x * unio_log(unio_max(moe_expert_util_1_x, real(1e-8))))))))));
-        moe_gate_entropy_observed[0] = moe_gate_entropy_x;
-        if (unio_isfinite(moe_gate_entropy_x)) {
-            pearl_ad_law(moe_gate_entropy_x, moe_gate_entropy_slot, moe_gate_entropy_smoothing);
-        } else {
-            moe_gate_entropy_skipped[0] = moe_gate_entropy_skipped[0] + 1;
+        if (threadIdx.x == 256) {
+            moe_gate_entropy_observed[0] = moe_gate_entropy_x;
+            if (unio_isfinite(moe_gate_entropy_x)) {
+                pearl_ad_law(moe_gate_entropy_x, moe_gate_entropy_slot, moe_gate_entropy_smoothing);
+            } else {
+                moe_gate_entropy_skipped[0] = moe_gate_entropy_skipped[0] + 1;
+            }
         }
     }
 }
@@ -323,7 +341,7 @@ UNIO_KERNEL(512) sp4_moe_finish(
     const double total_7 = unio_block_sum(
         unio_sum_rows(total_7_first, rows_, 4, sums_, 8, 7, parts), partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 288 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real stat_1 = real(total_1 / double(n));
         const real stat_2 = real(total_2 / double(n));
@@ -333,67 +351,85 @@ UNIO_KERNEL(512) sp4_moe_finish(
         const real stat_6 = real(total_6 / double(n));
         const real stat_7 = real(total_7 / double(n));
         const real moe_expert_util_0_x = stat_0;
-        moe_expert_util_0_observed[0] = moe_expert_util_0_x;
-        if (unio_isfinite(moe_expert_util_0_x)) {
-            pearl_ad_law(moe_expert_util_0_x, moe_expert_util_0_slot, moe_expert_util_0_smoothing);
-        } else {
-            moe_expert_util_0_skipped[0] = moe_expert_util_0_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            moe_expert_util_0_observed[0] = moe_expert_util_0_x;
+            if (unio_isfinite(moe_expert_util_0_x)) {
+                pearl_ad_law(moe_expert_util_0_x, moe_expert_util_0_slot, moe_expert_util_0_smoothing);
+            } else {
+                moe_expert_util_0_skipped[0] = moe_expert_util_0_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_1_x = stat_1;
-        moe_expert_util_1_observed[0] = moe_expert_util_1_x;
-        if (unio_isfinite(moe_expert_util_1_x)) {
-            pearl_ad_law(moe_expert_util_1_x, moe_expert_util_1_slot, moe_expert_util_1_smoothing);
-        } else {
-            moe_expert_util_1_skipped[0] = moe_expert_util_1_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            moe_expert_util_1_observed[0] = moe_expert_util_1_x;
+            if (unio_isfinite(moe_expert_util_1_x)) {
+                pearl_ad_law(moe_expert_util_1_x, moe_expert_util_1_slot, moe_expert_util_1_smoothing);
+            } else {
+                moe_expert_util_1_skipped[0] = moe_expert_util_1_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_2_x = stat_2;
-        moe_expert_util_2_observed[0] = moe_expert_util_2_x;
-        if (unio_isfinite(moe_expert_util_2_x)) {
-            pearl_ad_law(moe_expert_util_2_x, moe_expert_util_2_slot, moe_expert_util_2_smoothing);
-        } else {
-            moe_expert_util_2_skipped[0] = moe_expert_util_2_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            moe_expert_util_2_observed[0] = moe_expert_util_2_x;
+            if (unio_isfinite(moe_expert_util_2_x)) {
+                pearl_ad_law(moe_expert_util_2_x, moe_expert_util_2_slot, moe_expert_util_2_smoothing);
+            } else {
+                moe_expert_util_2_skipped[0] = moe_expert_util_2_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_3_x = stat_3;
-        moe_expert_util_3_observed[0] = moe_expert_util_3_x;
-        if (unio_isfinite(moe_expert_util_3_x)) {
-            pearl_ad_law(moe_expert_util_3_x, moe_expert_util_3_slot, moe_expert_util_3_smoothing);
-        } else {
-            moe_expert_util_3_skipped[0] = moe_expert_util_3_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            moe_expert_util_3_observed[0] = moe_expert_util_3_x;
+            if (unio_isfinite(moe_expert_util_3_x)) {
+                pearl_ad_law(moe_expert_util_3_x, moe_expert_util_3_slot, moe_expert_util_3_smoothing);
+            } else {
+                moe_expert_util_3_skipped[0] = moe_expert_util_3_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_4_x = stat_4;
-        moe_expert_util_4_observed[0] = moe_expert_util_4_x;
-        if (unio_isfinite(moe_expert_util_4_x)) {
-            pearl_ad_law(moe_expert_util_4_x, moe_expert_util_4_slot, moe_expert_util_4_smoothing);
-        } else {
-            moe_expert_util_4_skipped[0] = moe_expert_util_4_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            moe_expert_util_4_observed[0] = moe_expert_util_4_x;
+            if (unio_isfinite(moe_expert_util_4_x)) {
+                pearl_ad_law(moe_expert_util_4_x, moe_expert_util_4_slot, moe_expert_util_4_smoothing);
+            } else {
+                moe_expert_util_4_skipped[0] = moe_expert_util_4_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_5_x = stat_5;
-        moe_expert_util_5_observed[0] = moe_expert_util_5_x;
-        if (unio_isfinite(moe_expert_util_5_x)) {
-            pearl_ad_law(moe_expert_util_5_x, moe_expert_util_5_slot, moe_expert_util_5_smoothing);
-        } else {
-            moe_expert_util_5_skipped[0] = moe_expert_util_5_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            moe_expert_util_5_observed[0] = moe_expert_util_5_x;
+            if (unio_isfinite(moe_expert_util_5_x)) {
+                pearl_ad_law(moe_expert_util_5_x, moe_expert_util_5_slot, moe_expert_util_5_smoothing);
+            } else {
+                moe_expert_util_5_skipped[0] = moe_expert_util_5_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_6_x = stat_6;
-        moe_expert_util_6_observed[0] = moe_expert_util_6_x;
-        if (unio_isfinite(moe_expert_util_6_x)) {
-            pearl_ad_law(moe_expert_util_6_x, moe_expert_util_6_slot, moe_expert_util_6_smoothing);
-        } else {
-            moe_expert_util_6_skipped[0] = moe_expert_util_6_skipped[0] + 1;
+        if (threadIdx.x == 192) {
+            moe_expert_util_6_observed[0] = moe_expert_util_6_x;
+            if (unio_isfinite(moe_expert_util_6_x)) {
+                pearl_ad_law(moe_expert_util_6_x, moe_expert_util_6_slot, moe_expert_util_6_smoothing);
+            } else {
+                moe_expert_util_6_skipped[0] = moe_expert_util_6_skipped[0] + 1;
+            }
         }
         const real moe_expert_util_7_x = stat_7;
-        moe_expert_util_7_observed[0] = moe_expert_util_7_x;
-        if (unio_isfinite(moe_expert_util_7_x)) {
-            pearl_ad_law(moe_expert_util_7_x, moe_expert_util_7_slot, moe_expert_util_7_smoothing);
-        } else {
-            moe_expert_util_7_skipped[0] = moe_expert_util_7_skipped[0] + 1;
+        if (threadIdx.x == 224) {
+            moe_expert_util_7_observed[0] = moe_expert_util_7_x;
+            if (unio_isfinite(moe_expert_util_7_x)) {
+                pearl_ad_law(moe_expert_util_7_x, moe_expert_util_7_slot, moe_expert_util_7_smoothing);
+            } else {
+                moe_expert_util_7_skipped[0] = moe_expert_util_7_skipped[0] + 1;
+            }
         }
         const real moe_gate_entropy_x = -unio_fma(moe_expert_util_7_x, unio_log(unio_max(moe_expert_util_7_x, real(1e-8))), unio_fma(moe_expert_util_6_x, unio_log(unio_max(moe_expert_util_6_x, real(1e-8))), unio_fma(moe_expert_util_5_x, unio_log(unio_max(moe_expert_util_5_x, real(1e-8))), unio_fma(moe_expert_util_4_x, unio_log(unio_max(moe_expert_util_4_x, real(1e-8))), unio_fma(moe_expert_util_3_x, unio_log(unio_max(moe_expert_util_3_x, real(1e-8))), unio_fma(moe_expert_util_2_x, unio_log(unio_max(moe_expert_util_2_x, real(1e-8))), unio_fma(moe_expert_util_0_x, unio_log(unio_max(moe_expert_util_0_x, real(1e-8))), moe_expert_util_1_x * unio_log(unio_max(moe_expert_util_1_x, real(1e-8))))))))));
-        moe_gate_entropy_observed[0] = moe_gate_entropy_x;
-        if (unio_isfinite(moe_gate_entropy_x)) {
-            pearl_ad_law(moe_gate_entropy_x, moe_gate_entropy_slot, moe_gate_entropy_smoothing);
-        } else {
-            moe_gate_entropy_skipped[0] = moe_gate_entropy_skipped[0] + 1;
+        if (threadIdx.x == 256) {
+            moe_gate_entropy_observed[0] = moe_gate_entropy_x;
+            if (unio_isfinite(moe_gate_entropy_x)) {
+                pearl_ad_law(moe_gate_entropy_x, moe_gate_entropy_slot, moe_gate_entropy_smoothing);
+            } else {
+                moe_gate_entropy_skipped[0] = moe_gate_entropy_skipped[0] + 1;
+            }
         }
     }
 }

@@ -14,6 +14,8 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_count(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
+    const real prev_adam_m_bound_ = real(prev_adam_m_bound[0]);
+    const real prev_adam_v_bound_ = real(prev_adam_v_bound[0]);
     double acc_0 = 0.0;
     double acc_1 = 0.0;
     double acc_2 = 0.0;
@@ -27,8 +29,8 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_count(
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int e = int(first + k * step + threadIdx.x);
             acc_0 = acc_0 + double(real(unio_isfinite(w[e]) ? 0 : 1));
-            acc_1 = acc_1 + double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(real(prev_adam_m_bound[0]), real(1)) ? 0 : 1));
-            acc_2 = acc_2 + double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(real(prev_adam_v_bound[0]), real(1)) ? 0 : 1));
+            acc_1 = acc_1 + double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(prev_adam_m_bound_, real(1)) ? 0 : 1));
+            acc_2 = acc_2 + double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(prev_adam_v_bound_, real(1)) ? 0 : 1));
         }
         } else {
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
@@ -36,8 +38,8 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_count(
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
             acc_0 = acc_0 + (there ? double(real(unio_isfinite(w[e]) ? 0 : 1)) : 0.0);
-            acc_1 = acc_1 + (there ? double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(real(prev_adam_m_bound[0]), real(1)) ? 0 : 1)) : 0.0);
-            acc_2 = acc_2 + (there ? double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(real(prev_adam_v_bound[0]), real(1)) ? 0 : 1)) : 0.0);
+            acc_1 = acc_1 + (there ? double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(prev_adam_m_bound_, real(1)) ? 0 : 1)) : 0.0);
+            acc_2 = acc_2 + (there ? double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(prev_adam_v_bound_, real(1)) ? 0 : 1)) : 0.0);
         }
         }
     }
@@ -72,6 +74,8 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_finish(
     int parts
 ) {
     UNIO_SHARED(double, partial, 0);
+    const real prev_adam_m_bound_ = real(prev_adam_m_bound[0]);
+    const real prev_adam_v_bound_ = real(prev_adam_v_bound[0]);
     const int n = unio_elements(rows_, 4, parts);
     const double total_0_first = unio_first_row(rows_, sums_, 3, 0, 0.0);
     const double total_1_first = unio_first_row(rows_, sums_, 3, 1, 0.0);
@@ -83,24 +87,31 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_finish(
     const double total_2 = unio_block_sum(
         unio_sum_rows(total_2_first, rows_, 4, sums_, 3, 2, parts), partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    __syncthreads();
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 96 && n > 0) {
         const real stat_0 = real(total_0);
         const real stat_1 = real(total_1);
         const real stat_2 = real(total_2);
         const real weights_alarm_x = stat_0;
-        weights_alarm_observed[0] = weights_alarm_x;
-        if (!unio_isfinite(weights_alarm_x)) {
-            weights_alarm_skipped[0] = weights_alarm_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            weights_alarm_observed[0] = weights_alarm_x;
+            if (!unio_isfinite(weights_alarm_x)) {
+                weights_alarm_skipped[0] = weights_alarm_skipped[0] + 1;
+            }
         }
         const real m_alarm_x = stat_1;
-        m_alarm_observed[0] = m_alarm_x;
-        if (!unio_isfinite(m_alarm_x)) {
-            m_alarm_skipped[0] = m_alarm_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            m_alarm_observed[0] = m_alarm_x;
+            if (!unio_isfinite(m_alarm_x)) {
+                m_alarm_skipped[0] = m_alarm_skipped[0] + 1;
+            }
         }
         const real v_alarm_x = stat_2;
-        v_alarm_observed[0] = v_alarm_x;
-        if (!unio_isfinite(v_alarm_x)) {
-            v_alarm_skipped[0] = v_alarm_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            v_alarm_observed[0] = v_alarm_x;
+            if (!unio_isfinite(v_alarm_x)) {
+                v_alarm_skipped[0] = v_alarm_skipped[0] + 1;
+            }
         }
     }
 }

@@ -49,14 +49,16 @@ UNIO_KERNEL(512) sp4_q_abs_ref(
     }
     const double total_0 = unio_block_sum(acc_0, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real q_abs_ref_x = stat_0;
-        q_abs_ref_observed[0] = q_abs_ref_x;
-        if (unio_isfinite(q_abs_ref_x)) {
-            pearl_ad_law(q_abs_ref_x, q_abs_ref_slot, q_abs_ref_smoothing);
-        } else {
-            q_abs_ref_skipped[0] = q_abs_ref_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            q_abs_ref_observed[0] = q_abs_ref_x;
+            if (unio_isfinite(q_abs_ref_x)) {
+                pearl_ad_law(q_abs_ref_x, q_abs_ref_slot, q_abs_ref_smoothing);
+            } else {
+                q_abs_ref_skipped[0] = q_abs_ref_skipped[0] + 1;
+            }
         }
     }
 }
@@ -119,14 +121,16 @@ UNIO_KERNEL(512) sp4_q_abs_ref_finish(
     const double total_0 = unio_block_sum(
         unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts), partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real q_abs_ref_x = stat_0;
-        q_abs_ref_observed[0] = q_abs_ref_x;
-        if (unio_isfinite(q_abs_ref_x)) {
-            pearl_ad_law(q_abs_ref_x, q_abs_ref_slot, q_abs_ref_smoothing);
-        } else {
-            q_abs_ref_skipped[0] = q_abs_ref_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            q_abs_ref_observed[0] = q_abs_ref_x;
+            if (unio_isfinite(q_abs_ref_x)) {
+                pearl_ad_law(q_abs_ref_x, q_abs_ref_slot, q_abs_ref_smoothing);
+            } else {
+                q_abs_ref_skipped[0] = q_abs_ref_skipped[0] + 1;
+            }
         }
     }
 }

@@ -270,14 +270,16 @@ UNIO_KERNEL(512) sp4_q_dir_grad_bound_finish(
         brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
     }
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real q_dir_grad_bound_x = stat_0;
-        q_dir_grad_bound_observed[0] = q_dir_grad_bound_x;
-        if (unio_isfinite(q_dir_grad_bound_x)) {
-            pearl_ad_law(q_dir_grad_bound_x, q_dir_grad_bound_slot, q_dir_grad_bound_smoothing);
-        } else {
-            q_dir_grad_bound_skipped[0] = q_dir_grad_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            q_dir_grad_bound_observed[0] = q_dir_grad_bound_x;
+            if (unio_isfinite(q_dir_grad_bound_x)) {
+                pearl_ad_law(q_dir_grad_bound_x, q_dir_grad_bound_slot, q_dir_grad_bound_smoothing);
+            } else {
+                q_dir_grad_bound_skipped[0] = q_dir_grad_bound_skipped[0] + 1;
+            }
         }
     }
 }

@@ -33,6 +33,7 @@ UNIO_KERNEL(512) sp4_rate_deficit_count(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
+    const real observed_elements_ = real(observed_elements[0]);
     double acc_0 = 0.0;
     // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
     // beyond the last one it is read again, and left out.
@@ -78,19 +79,22 @@ UNIO_KERNEL(512) sp4_rate_deficit_finish(
     int parts
 ) {
     UNIO_SHARED(double, partial, 0);
+    const real observed_elements_ = real(observed_elements[0]);
     const int n = unio_elements(rows_, 4, parts);
     const double total_0_first = unio_first_row(rows_, sums_, 1, 0, 0.0);
     const double total_0 = unio_block_sum(
         unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts), partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0);
-        const real rate_deficit_ema_x = real(observed_elements[0]) > real(0) ? stat_0 / unio_max(real(observed_elements[0]), real(1)) - real(0.01) : real(0);
-        rate_deficit_ema_observed[0] = rate_deficit_ema_x;
-        if (unio_isfinite(rate_deficit_ema_x)) {
-            pearl_ad_law(rate_deficit_ema_x, rate_deficit_ema_slot, rate_deficit_ema_smoothing);
-        } else {
-            rate_deficit_ema_skipped[0] = rate_deficit_ema_skipped[0] + 1;
+        const real rate_deficit_ema_x = observed_elements_ > real(0) ? stat_0 / unio_max(observed_elements_, real(1)) - real(0.01) : real(0);
+        if (threadIdx.x == 0) {
+            rate_deficit_ema_observed[0] = rate_deficit_ema_x;
+            if (unio_isfinite(rate_deficit_ema_x)) {
+                pearl_ad_law(rate_deficit_ema_x, rate_deficit_ema_slot, rate_deficit_ema_smoothing);
+            } else {
+                rate_deficit_ema_skipped[0] = rate_deficit_ema_skipped[0] + 1;
+            }
         }
     }
 }

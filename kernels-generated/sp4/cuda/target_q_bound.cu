@@ -94,14 +94,16 @@ UNIO_KERNEL(512) sp4_target_q_bound(
     unio_find<UNIO_BINS>(counted, stat_0_rank - stat_0_below, found);
     const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real target_q_bound_x = stat_0;
-        target_q_bound_observed[0] = target_q_bound_x;
-        if (unio_isfinite(target_q_bound_x)) {
-            pearl_ad_law(target_q_bound_x, target_q_bound_slot, target_q_bound_smoothing);
-        } else {
-            target_q_bound_skipped[0] = target_q_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            target_q_bound_observed[0] = target_q_bound_x;
+            if (unio_isfinite(target_q_bound_x)) {
+                pearl_ad_law(target_q_bound_x, target_q_bound_slot, target_q_bound_smoothing);
+            } else {
+                target_q_bound_skipped[0] = target_q_bound_skipped[0] + 1;
+            }
         }
     }
 }
@@ -354,14 +356,16 @@ UNIO_KERNEL(512) sp4_target_q_bound_finish(
         brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
     }
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real target_q_bound_x = stat_0;
-        target_q_bound_observed[0] = target_q_bound_x;
-        if (unio_isfinite(target_q_bound_x)) {
-            pearl_ad_law(target_q_bound_x, target_q_bound_slot, target_q_bound_smoothing);
-        } else {
-            target_q_bound_skipped[0] = target_q_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            target_q_bound_observed[0] = target_q_bound_x;
+            if (unio_isfinite(target_q_bound_x)) {
+                pearl_ad_law(target_q_bound_x, target_q_bound_slot, target_q_bound_smoothing);
+            } else {
+                target_q_bound_skipped[0] = target_q_bound_skipped[0] + 1;
+            }
         }
     }
 }

@@ -46,6 +46,7 @@ UNIO_KERNEL(512) sp4_trunk_state(
     UNIO_SHARED(int, counted, 256);
     UNIO_SHARED(int, found, 1408);
     UNIO_SHARED(int, counts_0, 1424);
+    const real prev_h_s2_bound_ = real(prev_h_s2_bound[0]);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 4096; bin += 512) {
@@ -67,7 +68,7 @@ UNIO_KERNEL(512) sp4_trunk_state(
             const int e = there ? int(place) : n - 1;
             acc_1 = acc_1 + (there ? (double(h[e]) * double(h[e])) : 0.0);
             acc_2 = acc_2 + (there ? double(real(unio_isfinite(h[e]) ? 0 : 1)) : 0.0);
-            acc_3 = acc_3 + (there ? double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(real(prev_h_s2_bound[0]), real(1)) ? 1 : 0)) : 0.0);
+            acc_3 = acc_3 + (there ? double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0)) : 0.0);
             counts_0_value[k] = there ? unio_abs(h[e]) : unio_nan();
         }
         // Quantiles count the exponents of finite values.
@@ -113,34 +114,43 @@ UNIO_KERNEL(512) sp4_trunk_state(
     unio_find<UNIO_BINS>(counted, stat_0_rank - stat_0_below, found);
     const float stat_0_value = unio_bin_value(stat_0_exponent, found[0], stat_0_rank - stat_0_below - found[1], found[2]);
 
-    if (threadIdx.x == 0 && n > 0) {
+    __syncthreads();
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 128 && n > 0) {
         const real stat_1 = real(unio_sqrt(total_1 / double(n)));
         const real stat_2 = real(total_2);
         const real stat_3 = real(total_3);
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real h_s2_bound_x = stat_0;
-        h_s2_bound_observed[0] = h_s2_bound_x;
-        if (unio_isfinite(h_s2_bound_x)) {
-            pearl_ad_law(h_s2_bound_x, h_s2_bound_slot, h_s2_bound_smoothing);
-        } else {
-            h_s2_bound_skipped[0] = h_s2_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            h_s2_bound_observed[0] = h_s2_bound_x;
+            if (unio_isfinite(h_s2_bound_x)) {
+                pearl_ad_law(h_s2_bound_x, h_s2_bound_slot, h_s2_bound_smoothing);
+            } else {
+                h_s2_bound_skipped[0] = h_s2_bound_skipped[0] + 1;
+            }
         }
         const real h_s2_rms_ema_x = stat_1;
-        h_s2_rms_ema_observed[0] = h_s2_rms_ema_x;
-        if (unio_isfinite(h_s2_rms_ema_x)) {
-            pearl_ad_law(h_s2_rms_ema_x, h_s2_rms_ema_slot, h_s2_rms_ema_smoothing);
-        } else {
-            h_s2_rms_ema_skipped[0] = h_s2_rms_ema_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            h_s2_rms_ema_observed[0] = h_s2_rms_ema_x;
+            if (unio_isfinite(h_s2_rms_ema_x)) {
+                pearl_ad_law(h_s2_rms_ema_x, h_s2_rms_ema_slot, h_s2_rms_ema_smoothing);
+            } else {
+                h_s2_rms_ema_skipped[0] = h_s2_rms_ema_skipped[0] + 1;
+            }
         }
         const real h_s2_not_finite_x = stat_2;
-        h_s2_not_finite_observed[0] = h_s2_not_finite_x;
-        if (!unio_isfinite(h_s2_not_finite_x)) {
-            h_s2_not_finite_skipped[0] = h_s2_not_finite_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            h_s2_not_finite_observed[0] = h_s2_not_finite_x;
+            if (!unio_isfinite(h_s2_not_finite_x)) {
+                h_s2_not_finite_skipped[0] = h_s2_not_finite_skipped[0] + 1;
+            }
         }
         const real h_s2_beyond_x = stat_3;
-        h_s2_beyond_observed[0] = h_s2_beyond_x;
-        if (!unio_isfinite(h_s2_beyond_x)) {
-            h_s2_beyond_skipped[0] = h_s2_beyond_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            h_s2_beyond_observed[0] = h_s2_beyond_x;
+            if (!unio_isfinite(h_s2_beyond_x)) {
+                h_s2_beyond_skipped[0] = h_s2_beyond_skipped[0] + 1;
+            }
         }
     }
 }
@@ -159,6 +169,7 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
     UNIO_SHARED(int, joined, 256);
     UNIO_SHARED(int, counts_0, 2304);
     UNIO_SHARED(int, counts_0_lists, 6400);
+    const real prev_h_s2_bound_ = real(prev_h_s2_bound[0]);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     for (int bin = threadIdx.x; bin < 1024; bin += 512) {
@@ -186,7 +197,7 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
             const int e = int(first + k * step + threadIdx.x);
             acc_1 = acc_1 + (double(h[e]) * double(h[e]));
             acc_2 = acc_2 + double(real(unio_isfinite(h[e]) ? 0 : 1));
-            acc_3 = acc_3 + double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(real(prev_h_s2_bound[0]), real(1)) ? 1 : 0));
+            acc_3 = acc_3 + double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0));
             counts_0_value[k] = unio_abs(h[e]);
         }
         } else {
@@ -196,7 +207,7 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
             const int e = there ? int(place) : n - 1;
             acc_1 = acc_1 + (there ? (double(h[e]) * double(h[e])) : 0.0);
             acc_2 = acc_2 + (there ? double(real(unio_isfinite(h[e]) ? 0 : 1)) : 0.0);
-            acc_3 = acc_3 + (there ? double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(real(prev_h_s2_bound[0]), real(1)) ? 1 : 0)) : 0.0);
+            acc_3 = acc_3 + (there ? double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0)) : 0.0);
             counts_0_value[k] = there ? unio_abs(h[e]) : 0.0f;
         }
         }
@@ -284,6 +295,7 @@ UNIO_KERNEL(256) sp4_trunk_state_exponents(
     int n
 ) {
     UNIO_SHARED(int, counts_0, 0);
+    const real prev_h_s2_bound_ = real(prev_h_s2_bound[0]);
     // Only where a rank was not in its window: counts by exponent.
     const bool settled = brackets_[1] != 0;
     if (settled) {
@@ -331,6 +343,7 @@ UNIO_KERNEL(256) sp4_trunk_state_refine(
     UNIO_SHARED(int, counted, 1024);
     UNIO_SHARED(int, found, 2176);
     UNIO_SHARED(int, counts_0, 2192);
+    const real prev_h_s2_bound_ = real(prev_h_s2_bound[0]);
     // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
     const bool settled = brackets_[1] != 0;
     if (settled) {
@@ -398,6 +411,7 @@ UNIO_KERNEL(512) sp4_trunk_state_finish(
     UNIO_SHARED(int, joined, 256);
     UNIO_SHARED(int, counted, 2304);
     UNIO_SHARED(int, found, 3456);
+    const real prev_h_s2_bound_ = real(prev_h_s2_bound[0]);
     const double total_1_first = unio_first_row(rows_, sums_, 3, 0, 0.0);
     const double total_2_first = unio_first_row(rows_, sums_, 3, 1, 0.0);
     const double total_3_first = unio_first_row(rows_, sums_, 3, 2, 0.0);
@@ -434,34 +448,43 @@ UNIO_KERNEL(512) sp4_trunk_state_finish(
         brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
     }
 
-    if (threadIdx.x == 0 && n > 0) {
+    __syncthreads();
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 128 && n > 0) {
         const real stat_1 = real(unio_sqrt(total_1 / double(n)));
         const real stat_2 = real(total_2);
         const real stat_3 = real(total_3);
         const real stat_0 = stat_0_finite > 0 ? stat_0_value : unio_nan();
         const real h_s2_bound_x = stat_0;
-        h_s2_bound_observed[0] = h_s2_bound_x;
-        if (unio_isfinite(h_s2_bound_x)) {
-            pearl_ad_law(h_s2_bound_x, h_s2_bound_slot, h_s2_bound_smoothing);
-        } else {
-            h_s2_bound_skipped[0] = h_s2_bound_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            h_s2_bound_observed[0] = h_s2_bound_x;
+            if (unio_isfinite(h_s2_bound_x)) {
+                pearl_ad_law(h_s2_bound_x, h_s2_bound_slot, h_s2_bound_smoothing);
+            } else {
+                h_s2_bound_skipped[0] = h_s2_bound_skipped[0] + 1;
+            }
         }
         const real h_s2_rms_ema_x = stat_1;
-        h_s2_rms_ema_observed[0] = h_s2_rms_ema_x;
-        if (unio_isfinite(h_s2_rms_ema_x)) {
-            pearl_ad_law(h_s2_rms_ema_x, h_s2_rms_ema_slot, h_s2_rms_ema_smoothing);
-        } else {
-            h_s2_rms_ema_skipped[0] = h_s2_rms_ema_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            h_s2_rms_ema_observed[0] = h_s2_rms_ema_x;
+            if (unio_isfinite(h_s2_rms_ema_x)) {
+                pearl_ad_law(h_s2_rms_ema_x, h_s2_rms_ema_slot, h_s2_rms_ema_smoothing);
+            } else {
+                h_s2_rms_ema_skipped[0] = h_s2_rms_ema_skipped[0] + 1;
+            }
         }
         const real h_s2_not_finite_x = stat_2;
-        h_s2_not_finite_observed[0] = h_s2_not_finite_x;
-        if (!unio_isfinite(h_s2_not_finite_x)) {
-            h_s2_not_finite_skipped[0] = h_s2_not_finite_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            h_s2_not_finite_observed[0] = h_s2_not_finite_x;
+            if (!unio_isfinite(h_s2_not_finite_x)) {
+                h_s2_not_finite_skipped[0] = h_s2_not_finite_skipped[0] + 1;
+            }
         }
         const real h_s2_beyond_x = stat_3;
-        h_s2_beyond_observed[0] = h_s2_beyond_x;
-        if (!unio_isfinite(h_s2_beyond_x)) {
-            h_s2_beyond_skipped[0] = h_s2_beyond_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            h_s2_beyond_observed[0] = h_s2_beyond_x;
+            if (!unio_isfinite(h_s2_beyond_x)) {
+                h_s2_beyond_skipped[0] = h_s2_beyond_skipped[0] + 1;
+            }
         }
     }
 }

@@ -84,7 +84,7 @@ UNIO_KERNEL(512) sp4_vsn_mask(
     const double total_4 = unio_block_sum(acc_4, partial);
     const double total_5 = unio_block_sum(acc_5, partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 192 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real stat_1 = real(total_1 / double(n));
         const real stat_2 = real(total_2 / double(n));
@@ -92,46 +92,58 @@ UNIO_KERNEL(512) sp4_vsn_mask(
         const real stat_4 = real(total_4 / double(n));
         const real stat_5 = real(total_5 / double(n));
         const real vsn_mask_ema_0_x = stat_0;
-        vsn_mask_ema_0_observed[0] = vsn_mask_ema_0_x;
-        if (unio_isfinite(vsn_mask_ema_0_x)) {
-            pearl_ad_law(vsn_mask_ema_0_x, vsn_mask_ema_0_slot, vsn_mask_ema_0_smoothing);
-        } else {
-            vsn_mask_ema_0_skipped[0] = vsn_mask_ema_0_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            vsn_mask_ema_0_observed[0] = vsn_mask_ema_0_x;
+            if (unio_isfinite(vsn_mask_ema_0_x)) {
+                pearl_ad_law(vsn_mask_ema_0_x, vsn_mask_ema_0_slot, vsn_mask_ema_0_smoothing);
+            } else {
+                vsn_mask_ema_0_skipped[0] = vsn_mask_ema_0_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_1_x = stat_1;
-        vsn_mask_ema_1_observed[0] = vsn_mask_ema_1_x;
-        if (unio_isfinite(vsn_mask_ema_1_x)) {
-            pearl_ad_law(vsn_mask_ema_1_x, vsn_mask_ema_1_slot, vsn_mask_ema_1_smoothing);
-        } else {
-            vsn_mask_ema_1_skipped[0] = vsn_mask_ema_1_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            vsn_mask_ema_1_observed[0] = vsn_mask_ema_1_x;
+            if (unio_isfinite(vsn_mask_ema_1_x)) {
+                pearl_ad_law(vsn_mask_ema_1_x, vsn_mask_ema_1_slot, vsn_mask_ema_1_smoothing);
+            } else {
+                vsn_mask_ema_1_skipped[0] = vsn_mask_ema_1_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_2_x = stat_2;
-        vsn_mask_ema_2_observed[0] = vsn_mask_ema_2_x;
-        if (unio_isfinite(vsn_mask_ema_2_x)) {
-            pearl_ad_law(vsn_mask_ema_2_x, vsn_mask_ema_2_slot, vsn_mask_ema_2_smoothing);
-        } else {
-            vsn_mask_ema_2_skipped[0] = vsn_mask_ema_2_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            vsn_mask_ema_2_observed[0] = vsn_mask_ema_2_x;
+            if (unio_isfinite(vsn_mask_ema_2_x)) {
+                pearl_ad_law(vsn_mask_ema_2_x, vsn_mask_ema_2_slot, vsn_mask_ema_2_smoothing);
+            } else {
+                vsn_mask_ema_2_skipped[0] = vsn_mask_ema_2_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_3_x = stat_3;
-        vsn_mask_ema_3_observed[0] = vsn_mask_ema_3_x;
-        if (unio_isfinite(vsn_mask_ema_3_x)) {
-            pearl_ad_law(vsn_mask_ema_3_x, vsn_mask_ema_3_slot, vsn_mask_ema_3_smoothing);
-        } else {
-            vsn_mask_ema_3_skipped[0] = vsn_mask_ema_3_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            vsn_mask_ema_3_observed[0] = vsn_mask_ema_3_x;
+            if (unio_isfinite(vsn_mask_ema_3_x)) {
+                pearl_ad_law(vsn_mask_ema_3_x, vsn_mask_ema_3_slot, vsn_mask_ema_3_smoothing);
+            } else {
+                vsn_mask_ema_3_skipped[0] = vsn_mask_ema_3_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_4_x = stat_4;
-        vsn_mask_ema_4_observed[0] = vsn_mask_ema_4_x;
-        if (unio_isfinite(vsn_mask_ema_4_x)) {
-            pearl_ad_law(vsn_mask_ema_4_x, vsn_mask_ema_4_slot, vsn_mask_ema_4_smoothing);
-        } else {
-            vsn_mask_ema_4_skipped[0] = vsn_mask_ema_4_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            vsn_mask_ema_4_observed[0] = vsn_mask_ema_4_x;
+            if (unio_isfinite(vsn_mask_ema_4_x)) {
+                pearl_ad_law(vsn_mask_ema_4_x, vsn_mask_ema_4_slot, vsn_mask_ema_4_smoothing);
+            } else {
+                vsn_mask_ema_4_skipped[0] = vsn_mask_ema_4_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_5_x = stat_5;
-        vsn_mask_ema_5_observed[0] = vsn_mask_ema_5_x;
-        if (unio_isfinite(vsn_mask_ema_5_x)) {
-            pearl_ad_law(vsn_mask_ema_5_x, vsn_mask_ema_5_slot, vsn_mask_ema_5_smoothing);
-        } else {
-            vsn_mask_ema_5_skipped[0] = vsn_mask_ema_5_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            vsn_mask_ema_5_observed[0] = vsn_mask_ema_5_x;
+            if (unio_isfinite(vsn_mask_ema_5_x)) {
+                pearl_ad_law(vsn_mask_ema_5_x, vsn_mask_ema_5_slot, vsn_mask_ema_5_smoothing);
+            } else {
+                vsn_mask_ema_5_skipped[0] = vsn_mask_ema_5_skipped[0] + 1;
+            }
         }
     }
 }
@@ -254,7 +266,7 @@ UNIO_KERNEL(512) sp4_vsn_mask_finish(
     const double total_5 = unio_block_sum(
         unio_sum_rows(total_5_first, rows_, 4, sums_, 6, 5, parts), partial);
 
-    if (threadIdx.x == 0 && n > 0) {
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 192 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
         const real stat_1 = real(total_1 / double(n));
         const real stat_2 = real(total_2 / double(n));
@@ -262,46 +274,58 @@ UNIO_KERNEL(512) sp4_vsn_mask_finish(
         const real stat_4 = real(total_4 / double(n));
         const real stat_5 = real(total_5 / double(n));
         const real vsn_mask_ema_0_x = stat_0;
-        vsn_mask_ema_0_observed[0] = vsn_mask_ema_0_x;
-        if (unio_isfinite(vsn_mask_ema_0_x)) {
-            pearl_ad_law(vsn_mask_ema_0_x, vsn_mask_ema_0_slot, vsn_mask_ema_0_smoothing);
-        } else {
-            vsn_mask_ema_0_skipped[0] = vsn_mask_ema_0_skipped[0] + 1;
+        if (threadIdx.x == 0) {
+            vsn_mask_ema_0_observed[0] = vsn_mask_ema_0_x;
+            if (unio_isfinite(vsn_mask_ema_0_x)) {
+                pearl_ad_law(vsn_mask_ema_0_x, vsn_mask_ema_0_slot, vsn_mask_ema_0_smoothing);
+            } else {
+                vsn_mask_ema_0_skipped[0] = vsn_mask_ema_0_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_1_x = stat_1;
-        vsn_mask_ema_1_observed[0] = vsn_mask_ema_1_x;
-        if (unio_isfinite(vsn_mask_ema_1_x)) {
-            pearl_ad_law(vsn_mask_ema_1_x, vsn_mask_ema_1_slot, vsn_mask_ema_1_smoothing);
-        } else {
-            vsn_mask_ema_1_skipped[0] = vsn_mask_ema_1_skipped[0] + 1;
+        if (threadIdx.x == 32) {
+            vsn_mask_ema_1_observed[0] = vsn_mask_ema_1_x;
+            if (unio_isfinite(vsn_mask_ema_1_x)) {
+                pearl_ad_law(vsn_mask_ema_1_x, vsn_mask_ema_1_slot, vsn_mask_ema_1_smoothing);
+            } else {
+                vsn_mask_ema_1_skipped[0] = vsn_mask_ema_1_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_2_x = stat_2;
-        vsn_mask_ema_2_observed[0] = vsn_mask_ema_2_x;
-        if (unio_isfinite(vsn_mask_ema_2_x)) {
-            pearl_ad_law(vsn_mask_ema_2_x, vsn_mask_ema_2_slot, vsn_mask_ema_2_smoothing);
-        } else {
-            vsn_mask_ema_2_skipped[0] = vsn_mask_ema_2_skipped[0] + 1;
+        if (threadIdx.x == 64) {
+            vsn_mask_ema_2_observed[0] = vsn_mask_ema_2_x;
+            if (unio_isfinite(vsn_mask_ema_2_x)) {
+                pearl_ad_law(vsn_mask_ema_2_x, vsn_mask_ema_2_slot, vsn_mask_ema_2_smoothing);
+            } else {
+                vsn_mask_ema_2_skipped[0] = vsn_mask_ema_2_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_3_x = stat_3;
-        vsn_mask_ema_3_observed[0] = vsn_mask_ema_3_x;
-        if (unio_isfinite(vsn_mask_ema_3_x)) {
-            pearl_ad_law(vsn_mask_ema_3_x, vsn_mask_ema_3_slot, vsn_mask_ema_3_smoothing);
-        } else {
-            vsn_mask_ema_3_skipped[0] = vsn_mask_ema_3_skipped[0] + 1;
+        if (threadIdx.x == 96) {
+            vsn_mask_ema_3_observed[0] = vsn_mask_ema_3_x;
+            if (unio_isfinite(vsn_mask_ema_3_x)) {
+                pearl_ad_law(vsn_mask_ema_3_x, vsn_mask_ema_3_slot, vsn_mask_ema_3_smoothing);
+            } else {
+                vsn_mask_ema_3_skipped[0] = vsn_mask_ema_3_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_4_x = stat_4;
-        vsn_mask_ema_4_observed[0] = vsn_mask_ema_4_x;
-        if (unio_isfinite(vsn_mask_ema_4_x)) {
-            pearl_ad_law(vsn_mask_ema_4_x, vsn_mask_ema_4_slot, vsn_mask_ema_4_smoothing);
-        } else {
-            vsn_mask_ema_4_skipped[0] = vsn_mask_ema_4_skipped[0] + 1;
+        if (threadIdx.x == 128) {
+            vsn_mask_ema_4_observed[0] = vsn_mask_ema_4_x;
+            if (unio_isfinite(vsn_mask_ema_4_x)) {
+                pearl_ad_law(vsn_mask_ema_4_x, vsn_mask_ema_4_slot, vsn_mask_ema_4_smoothing);
+            } else {
+                vsn_mask_ema_4_skipped[0] = vsn_mask_ema_4_skipped[0] + 1;
+            }
         }
         const real vsn_mask_ema_5_x = stat_5;
-        vsn_mask_ema_5_observed[0] = vsn_mask_ema_5_x;
-        if (unio_isfinite(vsn_mask_ema_5_x)) {
-            pearl_ad_law(vsn_mask_ema_5_x, vsn_mask_ema_5_slot, vsn_mask_ema_5_smoothing);
-        } else {
-            vsn_mask_ema_5_skipped[0] = vsn_mask_ema_5_skipped[0] + 1;
+        if (threadIdx.x == 160) {
+            vsn_mask_ema_5_observed[0] = vsn_mask_ema_5_x;
+            if (unio_isfinite(vsn_mask_ema_5_x)) {
+                pearl_ad_law(vsn_mask_ema_5_x, vsn_mask_ema_5_slot, vsn_mask_ema_5_smoothing);
+            } else {
+                vsn_mask_ema_5_skipped[0] = vsn_mask_ema_5_skipped[0] + 1;
+            }
         }
     }
 }
