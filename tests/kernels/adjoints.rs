@@ -18,6 +18,12 @@ fn two_step_scan() {
     check("two_step_scan", &[]);
 }
 
+/// What a block carries lies in memory of its own where shared memory has no room; backwards it goes the other way.
+#[test]
+fn a_carry_too_wide_for_shared_memory() {
+    check("wide_carry", &[]);
+}
+
 #[test]
 fn functions() {
     for size in [1, 3, 33] {
