@@ -162,6 +162,7 @@ fn producer(text: &ProducerText) -> serde_json::Value {
     );
     json!({
         "counted": text.counted,
+        "ranged": text.ranged,
         "reads": text.reads,
         "unroll": unroll,
         "last": unroll - 1,

@@ -17,6 +17,8 @@ pub struct ProducerText {
     pub step: ProducerStep,
     /// Whether it is told the number of elements; else the rows tell.
     pub counted: bool,
+    /// Whether there is one part, of that number, so that nobody has to tell the rows.
+    pub ranged: bool,
     /// Whether it reads buffers; without elements it then observes nothing.
     pub reads: bool,
     /// Threads a block.
@@ -170,6 +172,7 @@ fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
     let table = Table::of(&body.program);
     ProducerText {
         step: body.step,
+        ranged: body.range.is_some(),
         counted: body.range.is_some() || !matches!(body.step, ProducerStep::Settle | ProducerStep::Finish),
         reads: body.program.tensors.iter().any(|t| t.role == Role::Table),
         threads: kernel.threads,

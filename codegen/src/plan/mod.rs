@@ -290,7 +290,7 @@ impl Table {
         if self.quantiles > 1 || self.sums > 8 { Self::UNROLL / 2 } else { Self::UNROLL }
     }
 
-    /// Elements of a part for each block of its launch.
+    /// Elements of a part for each block of its launch. The prelude's `UNIO_ROW_ELEMENTS` says the same.
     pub const PER_BLOCK: u32 = 512;
     /// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa. One a thread.
     pub const BINS: usize = 256;

@@ -428,14 +428,17 @@ UNIO_KERNEL(1024) perception_group_oracle_settle(
     UNIO_SHARED(int, counted, 4096);
     UNIO_SHARED(int, found, 5248);
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    const int known = unio_rows_of(n);
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        int not_finite, beyond;
-        unio_count_rows(rows_, 202, 4, parts, &not_finite, &beyond);
-        beyond = unio_block_sum(beyond, joined);
-        const int finite = n - unio_block_sum(not_finite, joined);
+        const int not_finite_first = unio_count_of_row(rows_, 202, 4, known);
+        const int beyond_first = unio_count_of_row(rows_, 202, 5, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 10, parts, joined), counted);
+            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 10, parts, known, joined), counted);
+        const int not_finite = unio_count_rows(not_finite_first, rows_, 202, 4, parts, known);
+        const int finite = n - unio_block_sum(not_finite, joined);
+        const int beyond =
+            unio_block_sum(unio_count_rows(beyond_first, rows_, 202, 5, parts, known), joined);
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -452,12 +455,14 @@ UNIO_KERNEL(1024) perception_group_oracle_settle(
     }
     if (blockIdx.x == 1) {
         const int window = unio_window(brackets_[8]);
-        int not_finite, beyond;
-        unio_count_rows(rows_, 202, 6, parts, &not_finite, &beyond);
-        beyond = unio_block_sum(beyond, joined);
-        const int finite = n - unio_block_sum(not_finite, joined);
+        const int not_finite_first = unio_count_of_row(rows_, 202, 6, known);
+        const int beyond_first = unio_count_of_row(rows_, 202, 7, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 74, parts, joined), counted);
+            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 74, parts, known, joined), counted);
+        const int not_finite = unio_count_rows(not_finite_first, rows_, 202, 6, parts, known);
+        const int finite = n - unio_block_sum(not_finite, joined);
+        const int beyond =
+            unio_block_sum(unio_count_rows(beyond_first, rows_, 202, 7, parts, known), joined);
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -474,12 +479,14 @@ UNIO_KERNEL(1024) perception_group_oracle_settle(
     }
     if (blockIdx.x == 2) {
         const int window = unio_window(brackets_[16]);
-        int not_finite, beyond;
-        unio_count_rows(rows_, 202, 8, parts, &not_finite, &beyond);
-        beyond = unio_block_sum(beyond, joined);
-        const int finite = n - unio_block_sum(not_finite, joined);
+        const int not_finite_first = unio_count_of_row(rows_, 202, 8, known);
+        const int beyond_first = unio_count_of_row(rows_, 202, 9, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 138, parts, joined), counted);
+            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 138, parts, known, joined), counted);
+        const int not_finite = unio_count_rows(not_finite_first, rows_, 202, 8, parts, known);
+        const int finite = n - unio_block_sum(not_finite, joined);
+        const int beyond =
+            unio_block_sum(unio_count_rows(beyond_first, rows_, 202, 9, parts, known), joined);
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -584,18 +591,19 @@ UNIO_KERNEL(256) perception_group_oracle_refine(
         counts_2[bin] = 0;
     }
     __syncthreads();
+    const int known = unio_rows_of(n);
     unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 0, parts, joined), counted);
+        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 0, parts, known, joined), counted);
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
     const int stat_0_exponent = found[0];
     __syncthreads();
     unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 256, parts, joined), counted);
+        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 256, parts, known, joined), counted);
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[13]), found);
     const int stat_1_exponent = found[0];
     __syncthreads();
     unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 512, parts, joined), counted);
+        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 512, parts, known, joined), counted);
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[21]), found);
     const int stat_2_exponent = found[0];
     __syncthreads();
@@ -671,18 +679,19 @@ UNIO_KERNEL(512) perception_group_oracle_finish(
     UNIO_SHARED(int, joined, 256);
     UNIO_SHARED(int, counted, 2304);
     UNIO_SHARED(int, found, 3456);
-    const double total_3_first = unio_first_row(rows_, sums_, 4, 0, 0.0);
-    const double total_4_first = unio_first_row(rows_, sums_, 4, 1, 0.0);
-    const double total_6_first = unio_first_row(rows_, sums_, 4, 3, 0.0);
-    const double total_5_first = unio_first_row(rows_, sums_, 4, 2, -double(unio_inf()));
+    const int known = unio_rows_of(n);
+    const double total_3_first = unio_first_row(rows_, 202, sums_, 4, 0, known, 0.0);
+    const double total_4_first = unio_first_row(rows_, 202, sums_, 4, 1, known, 0.0);
+    const double total_6_first = unio_first_row(rows_, 202, sums_, 4, 3, known, 0.0);
+    const double total_5_first = unio_first_row(rows_, 202, sums_, 4, 2, known, -double(unio_inf()));
     const double total_3 = unio_block_sum(
-        unio_sum_rows(total_3_first, rows_, 202, sums_, 4, 0, parts), partial);
+        unio_sum_rows(total_3_first, rows_, 202, sums_, 4, 0, parts, known), partial);
     const double total_4 = unio_block_sum(
-        unio_sum_rows(total_4_first, rows_, 202, sums_, 4, 1, parts), partial);
+        unio_sum_rows(total_4_first, rows_, 202, sums_, 4, 1, parts, known), partial);
     const double total_6 = unio_block_sum(
-        unio_sum_rows(total_6_first, rows_, 202, sums_, 4, 3, parts), partial);
+        unio_sum_rows(total_6_first, rows_, 202, sums_, 4, 3, parts, known), partial);
     const double total_5 = unio_block_max(
-        unio_max_rows(total_5_first, rows_, 202, sums_, 4, 2, parts), partial);
+        unio_max_rows(total_5_first, rows_, 202, sums_, 4, 2, parts, known), partial);
 
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
@@ -691,13 +700,13 @@ UNIO_KERNEL(512) perception_group_oracle_finish(
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
     if (brackets_[1] == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 0, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 0, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
         stat_0_key = exponent << 8 | found[0];
         stat_0_below = lower + found[1];
@@ -717,13 +726,13 @@ UNIO_KERNEL(512) perception_group_oracle_finish(
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
     if (brackets_[9] == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 256, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 256, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_1_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 256, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 256, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_1_rank - lower, found);
         stat_1_key = exponent << 8 | found[0];
         stat_1_below = lower + found[1];
@@ -743,13 +752,13 @@ UNIO_KERNEL(512) perception_group_oracle_finish(
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
     if (brackets_[17] == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 512, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 512, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_2_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 512, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 512, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_2_rank - lower, found);
         stat_2_key = exponent << 8 | found[0];
         stat_2_below = lower + found[1];

@@ -437,14 +437,17 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     UNIO_SHARED(int, counted, 4096);
     UNIO_SHARED(int, found, 5248);
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    const int known = unio_rows_of(n);
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        int not_finite, beyond;
-        unio_count_rows(rows_, 268, 4, parts, &not_finite, &beyond);
-        beyond = unio_block_sum(beyond, joined);
-        const int finite = n - unio_block_sum(not_finite, joined);
+        const int not_finite_first = unio_count_of_row(rows_, 268, 4, known);
+        const int beyond_first = unio_count_of_row(rows_, 268, 5, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 12, parts, joined), counted);
+            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 12, parts, known, joined), counted);
+        const int not_finite = unio_count_rows(not_finite_first, rows_, 268, 4, parts, known);
+        const int finite = n - unio_block_sum(not_finite, joined);
+        const int beyond =
+            unio_block_sum(unio_count_rows(beyond_first, rows_, 268, 5, parts, known), joined);
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -461,12 +464,14 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     }
     if (blockIdx.x == 1) {
         const int window = unio_window(brackets_[8]);
-        int not_finite, beyond;
-        unio_count_rows(rows_, 268, 6, parts, &not_finite, &beyond);
-        beyond = unio_block_sum(beyond, joined);
-        const int finite = n - unio_block_sum(not_finite, joined);
+        const int not_finite_first = unio_count_of_row(rows_, 268, 6, known);
+        const int beyond_first = unio_count_of_row(rows_, 268, 7, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 76, parts, joined), counted);
+            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 76, parts, known, joined), counted);
+        const int not_finite = unio_count_rows(not_finite_first, rows_, 268, 6, parts, known);
+        const int finite = n - unio_block_sum(not_finite, joined);
+        const int beyond =
+            unio_block_sum(unio_count_rows(beyond_first, rows_, 268, 7, parts, known), joined);
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -483,12 +488,14 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     }
     if (blockIdx.x == 2) {
         const int window = unio_window(brackets_[16]);
-        int not_finite, beyond;
-        unio_count_rows(rows_, 268, 8, parts, &not_finite, &beyond);
-        beyond = unio_block_sum(beyond, joined);
-        const int finite = n - unio_block_sum(not_finite, joined);
+        const int not_finite_first = unio_count_of_row(rows_, 268, 8, known);
+        const int beyond_first = unio_count_of_row(rows_, 268, 9, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 140, parts, joined), counted);
+            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 140, parts, known, joined), counted);
+        const int not_finite = unio_count_rows(not_finite_first, rows_, 268, 8, parts, known);
+        const int finite = n - unio_block_sum(not_finite, joined);
+        const int beyond =
+            unio_block_sum(unio_count_rows(beyond_first, rows_, 268, 9, parts, known), joined);
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -505,12 +512,14 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     }
     if (blockIdx.x == 3) {
         const int window = unio_window(brackets_[24]);
-        int not_finite, beyond;
-        unio_count_rows(rows_, 268, 10, parts, &not_finite, &beyond);
-        beyond = unio_block_sum(beyond, joined);
-        const int finite = n - unio_block_sum(not_finite, joined);
+        const int not_finite_first = unio_count_of_row(rows_, 268, 10, known);
+        const int beyond_first = unio_count_of_row(rows_, 268, 11, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 204, parts, joined), counted);
+            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 204, parts, known, joined), counted);
+        const int not_finite = unio_count_rows(not_finite_first, rows_, 268, 10, parts, known);
+        const int finite = n - unio_block_sum(not_finite, joined);
+        const int beyond =
+            unio_block_sum(unio_count_rows(beyond_first, rows_, 268, 11, parts, known), joined);
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -623,23 +632,24 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
         counts_3[bin] = 0;
     }
     __syncthreads();
+    const int known = unio_rows_of(n);
     unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 0, parts, joined), counted);
+        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 0, parts, known, joined), counted);
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
     const int stat_0_exponent = found[0];
     __syncthreads();
     unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 256, parts, joined), counted);
+        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 256, parts, known, joined), counted);
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[13]), found);
     const int stat_1_exponent = found[0];
     __syncthreads();
     unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 512, parts, joined), counted);
+        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 512, parts, known, joined), counted);
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[21]), found);
     const int stat_2_exponent = found[0];
     __syncthreads();
     unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 768, parts, joined), counted);
+        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 768, parts, known, joined), counted);
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[29]), found);
     const int stat_3_exponent = found[0];
     __syncthreads();
@@ -716,6 +726,7 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     UNIO_SHARED(int, joined, 0);
     UNIO_SHARED(int, counted, 2048);
     UNIO_SHARED(int, found, 3200);
+    const int known = unio_rows_of(n);
 
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
@@ -724,13 +735,13 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
     if (brackets_[1] == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 0, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 0, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
         stat_0_key = exponent << 8 | found[0];
         stat_0_below = lower + found[1];
@@ -750,13 +761,13 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
     if (brackets_[9] == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 256, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 256, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_1_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 256, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 256, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_1_rank - lower, found);
         stat_1_key = exponent << 8 | found[0];
         stat_1_below = lower + found[1];
@@ -776,13 +787,13 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
     if (brackets_[17] == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 512, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 512, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_2_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 512, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 512, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_2_rank - lower, found);
         stat_2_key = exponent << 8 | found[0];
         stat_2_below = lower + found[1];
@@ -802,13 +813,13 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     const int stat_3_rank = unio_rank(0.99, stat_3_finite);
     if (brackets_[25] == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 768, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 768, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_3_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 768, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 768, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_3_rank - lower, found);
         stat_3_key = exponent << 8 | found[0];
         stat_3_below = lower + found[1];

@@ -243,18 +243,19 @@ UNIO_KERNEL(512) sp4_iqn_quantiles_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    const double total_0_first = unio_first_row(rows_, sums_, 4, 0, 0.0);
-    const double total_1_first = unio_first_row(rows_, sums_, 4, 1, 0.0);
-    const double total_2_first = unio_first_row(rows_, sums_, 4, 2, 0.0);
-    const double total_3_first = unio_first_row(rows_, sums_, 4, 3, 0.0);
+    const int known = unio_rows_of(n);
+    const double total_0_first = unio_first_row(rows_, 4, sums_, 4, 0, known, 0.0);
+    const double total_1_first = unio_first_row(rows_, 4, sums_, 4, 1, known, 0.0);
+    const double total_2_first = unio_first_row(rows_, 4, sums_, 4, 2, known, 0.0);
+    const double total_3_first = unio_first_row(rows_, 4, sums_, 4, 3, known, 0.0);
     const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 4, 0, parts), partial);
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 4, 0, parts, known), partial);
     const double total_1 = unio_block_sum(
-        unio_sum_rows(total_1_first, rows_, 4, sums_, 4, 1, parts), partial);
+        unio_sum_rows(total_1_first, rows_, 4, sums_, 4, 1, parts, known), partial);
     const double total_2 = unio_block_sum(
-        unio_sum_rows(total_2_first, rows_, 4, sums_, 4, 2, parts), partial);
+        unio_sum_rows(total_2_first, rows_, 4, sums_, 4, 2, parts, known), partial);
     const double total_3 = unio_block_sum(
-        unio_sum_rows(total_3_first, rows_, 4, sums_, 4, 3, parts), partial);
+        unio_sum_rows(total_3_first, rows_, 4, sums_, 4, 3, parts, known), partial);
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 128 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

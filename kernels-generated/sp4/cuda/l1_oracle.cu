@@ -1109,150 +1109,151 @@ UNIO_KERNEL(512) sp4_l1_oracle_finish(
     UNIO_SHARED(double, partial, 0);
     const real observed_mean_abs_g_dqn_trunk_ = real(observed_mean_abs_g_dqn_trunk[0]);
     const real observed_mean_abs_w_dqn_trunk_ = real(observed_mean_abs_w_dqn_trunk[0]);
-    const double total_0_first = unio_first_row(rows_, sums_, 48, 0, 0.0);
-    const double total_1_first = unio_first_row(rows_, sums_, 48, 1, 0.0);
-    const double total_2_first = unio_first_row(rows_, sums_, 48, 2, 0.0);
-    const double total_3_first = unio_first_row(rows_, sums_, 48, 3, 0.0);
-    const double total_4_first = unio_first_row(rows_, sums_, 48, 4, 0.0);
-    const double total_5_first = unio_first_row(rows_, sums_, 48, 5, 0.0);
-    const double total_6_first = unio_first_row(rows_, sums_, 48, 6, 0.0);
-    const double total_7_first = unio_first_row(rows_, sums_, 48, 7, 0.0);
-    const double total_8_first = unio_first_row(rows_, sums_, 48, 8, 0.0);
-    const double total_9_first = unio_first_row(rows_, sums_, 48, 9, 0.0);
-    const double total_10_first = unio_first_row(rows_, sums_, 48, 10, 0.0);
-    const double total_11_first = unio_first_row(rows_, sums_, 48, 11, 0.0);
-    const double total_12_first = unio_first_row(rows_, sums_, 48, 12, 0.0);
-    const double total_13_first = unio_first_row(rows_, sums_, 48, 13, 0.0);
-    const double total_14_first = unio_first_row(rows_, sums_, 48, 14, 0.0);
-    const double total_15_first = unio_first_row(rows_, sums_, 48, 15, 0.0);
-    const double total_16_first = unio_first_row(rows_, sums_, 48, 16, 0.0);
-    const double total_17_first = unio_first_row(rows_, sums_, 48, 17, 0.0);
-    const double total_18_first = unio_first_row(rows_, sums_, 48, 18, 0.0);
-    const double total_19_first = unio_first_row(rows_, sums_, 48, 19, 0.0);
-    const double total_20_first = unio_first_row(rows_, sums_, 48, 20, 0.0);
-    const double total_21_first = unio_first_row(rows_, sums_, 48, 21, 0.0);
-    const double total_22_first = unio_first_row(rows_, sums_, 48, 22, 0.0);
-    const double total_23_first = unio_first_row(rows_, sums_, 48, 23, 0.0);
-    const double total_24_first = unio_first_row(rows_, sums_, 48, 24, 0.0);
-    const double total_25_first = unio_first_row(rows_, sums_, 48, 25, 0.0);
-    const double total_26_first = unio_first_row(rows_, sums_, 48, 26, 0.0);
-    const double total_27_first = unio_first_row(rows_, sums_, 48, 27, 0.0);
-    const double total_28_first = unio_first_row(rows_, sums_, 48, 28, 0.0);
-    const double total_29_first = unio_first_row(rows_, sums_, 48, 29, 0.0);
-    const double total_30_first = unio_first_row(rows_, sums_, 48, 30, 0.0);
-    const double total_31_first = unio_first_row(rows_, sums_, 48, 31, 0.0);
-    const double total_32_first = unio_first_row(rows_, sums_, 48, 32, 0.0);
-    const double total_33_first = unio_first_row(rows_, sums_, 48, 33, 0.0);
-    const double total_34_first = unio_first_row(rows_, sums_, 48, 34, 0.0);
-    const double total_35_first = unio_first_row(rows_, sums_, 48, 35, 0.0);
-    const double total_36_first = unio_first_row(rows_, sums_, 48, 36, 0.0);
-    const double total_37_first = unio_first_row(rows_, sums_, 48, 37, 0.0);
-    const double total_38_first = unio_first_row(rows_, sums_, 48, 38, 0.0);
-    const double total_39_first = unio_first_row(rows_, sums_, 48, 39, 0.0);
-    const double total_40_first = unio_first_row(rows_, sums_, 48, 40, 0.0);
-    const double total_41_first = unio_first_row(rows_, sums_, 48, 41, 0.0);
-    const double total_42_first = unio_first_row(rows_, sums_, 48, 42, 0.0);
-    const double total_43_first = unio_first_row(rows_, sums_, 48, 43, 0.0);
-    const double total_44_first = unio_first_row(rows_, sums_, 48, 44, 0.0);
-    const double total_45_first = unio_first_row(rows_, sums_, 48, 45, 0.0);
-    const double total_46_first = unio_first_row(rows_, sums_, 48, 46, 0.0);
-    const double total_47_first = unio_first_row(rows_, sums_, 48, 47, 0.0);
+    const int known = unio_rows_of(n);
+    const double total_0_first = unio_first_row(rows_, 4, sums_, 48, 0, known, 0.0);
+    const double total_1_first = unio_first_row(rows_, 4, sums_, 48, 1, known, 0.0);
+    const double total_2_first = unio_first_row(rows_, 4, sums_, 48, 2, known, 0.0);
+    const double total_3_first = unio_first_row(rows_, 4, sums_, 48, 3, known, 0.0);
+    const double total_4_first = unio_first_row(rows_, 4, sums_, 48, 4, known, 0.0);
+    const double total_5_first = unio_first_row(rows_, 4, sums_, 48, 5, known, 0.0);
+    const double total_6_first = unio_first_row(rows_, 4, sums_, 48, 6, known, 0.0);
+    const double total_7_first = unio_first_row(rows_, 4, sums_, 48, 7, known, 0.0);
+    const double total_8_first = unio_first_row(rows_, 4, sums_, 48, 8, known, 0.0);
+    const double total_9_first = unio_first_row(rows_, 4, sums_, 48, 9, known, 0.0);
+    const double total_10_first = unio_first_row(rows_, 4, sums_, 48, 10, known, 0.0);
+    const double total_11_first = unio_first_row(rows_, 4, sums_, 48, 11, known, 0.0);
+    const double total_12_first = unio_first_row(rows_, 4, sums_, 48, 12, known, 0.0);
+    const double total_13_first = unio_first_row(rows_, 4, sums_, 48, 13, known, 0.0);
+    const double total_14_first = unio_first_row(rows_, 4, sums_, 48, 14, known, 0.0);
+    const double total_15_first = unio_first_row(rows_, 4, sums_, 48, 15, known, 0.0);
+    const double total_16_first = unio_first_row(rows_, 4, sums_, 48, 16, known, 0.0);
+    const double total_17_first = unio_first_row(rows_, 4, sums_, 48, 17, known, 0.0);
+    const double total_18_first = unio_first_row(rows_, 4, sums_, 48, 18, known, 0.0);
+    const double total_19_first = unio_first_row(rows_, 4, sums_, 48, 19, known, 0.0);
+    const double total_20_first = unio_first_row(rows_, 4, sums_, 48, 20, known, 0.0);
+    const double total_21_first = unio_first_row(rows_, 4, sums_, 48, 21, known, 0.0);
+    const double total_22_first = unio_first_row(rows_, 4, sums_, 48, 22, known, 0.0);
+    const double total_23_first = unio_first_row(rows_, 4, sums_, 48, 23, known, 0.0);
+    const double total_24_first = unio_first_row(rows_, 4, sums_, 48, 24, known, 0.0);
+    const double total_25_first = unio_first_row(rows_, 4, sums_, 48, 25, known, 0.0);
+    const double total_26_first = unio_first_row(rows_, 4, sums_, 48, 26, known, 0.0);
+    const double total_27_first = unio_first_row(rows_, 4, sums_, 48, 27, known, 0.0);
+    const double total_28_first = unio_first_row(rows_, 4, sums_, 48, 28, known, 0.0);
+    const double total_29_first = unio_first_row(rows_, 4, sums_, 48, 29, known, 0.0);
+    const double total_30_first = unio_first_row(rows_, 4, sums_, 48, 30, known, 0.0);
+    const double total_31_first = unio_first_row(rows_, 4, sums_, 48, 31, known, 0.0);
+    const double total_32_first = unio_first_row(rows_, 4, sums_, 48, 32, known, 0.0);
+    const double total_33_first = unio_first_row(rows_, 4, sums_, 48, 33, known, 0.0);
+    const double total_34_first = unio_first_row(rows_, 4, sums_, 48, 34, known, 0.0);
+    const double total_35_first = unio_first_row(rows_, 4, sums_, 48, 35, known, 0.0);
+    const double total_36_first = unio_first_row(rows_, 4, sums_, 48, 36, known, 0.0);
+    const double total_37_first = unio_first_row(rows_, 4, sums_, 48, 37, known, 0.0);
+    const double total_38_first = unio_first_row(rows_, 4, sums_, 48, 38, known, 0.0);
+    const double total_39_first = unio_first_row(rows_, 4, sums_, 48, 39, known, 0.0);
+    const double total_40_first = unio_first_row(rows_, 4, sums_, 48, 40, known, 0.0);
+    const double total_41_first = unio_first_row(rows_, 4, sums_, 48, 41, known, 0.0);
+    const double total_42_first = unio_first_row(rows_, 4, sums_, 48, 42, known, 0.0);
+    const double total_43_first = unio_first_row(rows_, 4, sums_, 48, 43, known, 0.0);
+    const double total_44_first = unio_first_row(rows_, 4, sums_, 48, 44, known, 0.0);
+    const double total_45_first = unio_first_row(rows_, 4, sums_, 48, 45, known, 0.0);
+    const double total_46_first = unio_first_row(rows_, 4, sums_, 48, 46, known, 0.0);
+    const double total_47_first = unio_first_row(rows_, 4, sums_, 48, 47, known, 0.0);
     const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 48, 0, parts), partial);
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 48, 0, parts, known), partial);
     const double total_1 = unio_block_sum(
-        unio_sum_rows(total_1_first, rows_, 4, sums_, 48, 1, parts), partial);
+        unio_sum_rows(total_1_first, rows_, 4, sums_, 48, 1, parts, known), partial);
     const double total_2 = unio_block_sum(
-        unio_sum_rows(total_2_first, rows_, 4, sums_, 48, 2, parts), partial);
+        unio_sum_rows(total_2_first, rows_, 4, sums_, 48, 2, parts, known), partial);
     const double total_3 = unio_block_sum(
-        unio_sum_rows(total_3_first, rows_, 4, sums_, 48, 3, parts), partial);
+        unio_sum_rows(total_3_first, rows_, 4, sums_, 48, 3, parts, known), partial);
     const double total_4 = unio_block_sum(
-        unio_sum_rows(total_4_first, rows_, 4, sums_, 48, 4, parts), partial);
+        unio_sum_rows(total_4_first, rows_, 4, sums_, 48, 4, parts, known), partial);
     const double total_5 = unio_block_sum(
-        unio_sum_rows(total_5_first, rows_, 4, sums_, 48, 5, parts), partial);
+        unio_sum_rows(total_5_first, rows_, 4, sums_, 48, 5, parts, known), partial);
     const double total_6 = unio_block_sum(
-        unio_sum_rows(total_6_first, rows_, 4, sums_, 48, 6, parts), partial);
+        unio_sum_rows(total_6_first, rows_, 4, sums_, 48, 6, parts, known), partial);
     const double total_7 = unio_block_sum(
-        unio_sum_rows(total_7_first, rows_, 4, sums_, 48, 7, parts), partial);
+        unio_sum_rows(total_7_first, rows_, 4, sums_, 48, 7, parts, known), partial);
     const double total_8 = unio_block_sum(
-        unio_sum_rows(total_8_first, rows_, 4, sums_, 48, 8, parts), partial);
+        unio_sum_rows(total_8_first, rows_, 4, sums_, 48, 8, parts, known), partial);
     const double total_9 = unio_block_sum(
-        unio_sum_rows(total_9_first, rows_, 4, sums_, 48, 9, parts), partial);
+        unio_sum_rows(total_9_first, rows_, 4, sums_, 48, 9, parts, known), partial);
     const double total_10 = unio_block_sum(
-        unio_sum_rows(total_10_first, rows_, 4, sums_, 48, 10, parts), partial);
+        unio_sum_rows(total_10_first, rows_, 4, sums_, 48, 10, parts, known), partial);
     const double total_11 = unio_block_sum(
-        unio_sum_rows(total_11_first, rows_, 4, sums_, 48, 11, parts), partial);
+        unio_sum_rows(total_11_first, rows_, 4, sums_, 48, 11, parts, known), partial);
     const double total_12 = unio_block_sum(
-        unio_sum_rows(total_12_first, rows_, 4, sums_, 48, 12, parts), partial);
+        unio_sum_rows(total_12_first, rows_, 4, sums_, 48, 12, parts, known), partial);
     const double total_13 = unio_block_sum(
-        unio_sum_rows(total_13_first, rows_, 4, sums_, 48, 13, parts), partial);
+        unio_sum_rows(total_13_first, rows_, 4, sums_, 48, 13, parts, known), partial);
     const double total_14 = unio_block_sum(
-        unio_sum_rows(total_14_first, rows_, 4, sums_, 48, 14, parts), partial);
+        unio_sum_rows(total_14_first, rows_, 4, sums_, 48, 14, parts, known), partial);
     const double total_15 = unio_block_sum(
-        unio_sum_rows(total_15_first, rows_, 4, sums_, 48, 15, parts), partial);
+        unio_sum_rows(total_15_first, rows_, 4, sums_, 48, 15, parts, known), partial);
     const double total_16 = unio_block_sum(
-        unio_sum_rows(total_16_first, rows_, 4, sums_, 48, 16, parts), partial);
+        unio_sum_rows(total_16_first, rows_, 4, sums_, 48, 16, parts, known), partial);
     const double total_17 = unio_block_sum(
-        unio_sum_rows(total_17_first, rows_, 4, sums_, 48, 17, parts), partial);
+        unio_sum_rows(total_17_first, rows_, 4, sums_, 48, 17, parts, known), partial);
     const double total_18 = unio_block_sum(
-        unio_sum_rows(total_18_first, rows_, 4, sums_, 48, 18, parts), partial);
+        unio_sum_rows(total_18_first, rows_, 4, sums_, 48, 18, parts, known), partial);
     const double total_19 = unio_block_sum(
-        unio_sum_rows(total_19_first, rows_, 4, sums_, 48, 19, parts), partial);
+        unio_sum_rows(total_19_first, rows_, 4, sums_, 48, 19, parts, known), partial);
     const double total_20 = unio_block_sum(
-        unio_sum_rows(total_20_first, rows_, 4, sums_, 48, 20, parts), partial);
+        unio_sum_rows(total_20_first, rows_, 4, sums_, 48, 20, parts, known), partial);
     const double total_21 = unio_block_sum(
-        unio_sum_rows(total_21_first, rows_, 4, sums_, 48, 21, parts), partial);
+        unio_sum_rows(total_21_first, rows_, 4, sums_, 48, 21, parts, known), partial);
     const double total_22 = unio_block_sum(
-        unio_sum_rows(total_22_first, rows_, 4, sums_, 48, 22, parts), partial);
+        unio_sum_rows(total_22_first, rows_, 4, sums_, 48, 22, parts, known), partial);
     const double total_23 = unio_block_sum(
-        unio_sum_rows(total_23_first, rows_, 4, sums_, 48, 23, parts), partial);
+        unio_sum_rows(total_23_first, rows_, 4, sums_, 48, 23, parts, known), partial);
     const double total_24 = unio_block_sum(
-        unio_sum_rows(total_24_first, rows_, 4, sums_, 48, 24, parts), partial);
+        unio_sum_rows(total_24_first, rows_, 4, sums_, 48, 24, parts, known), partial);
     const double total_25 = unio_block_sum(
-        unio_sum_rows(total_25_first, rows_, 4, sums_, 48, 25, parts), partial);
+        unio_sum_rows(total_25_first, rows_, 4, sums_, 48, 25, parts, known), partial);
     const double total_26 = unio_block_sum(
-        unio_sum_rows(total_26_first, rows_, 4, sums_, 48, 26, parts), partial);
+        unio_sum_rows(total_26_first, rows_, 4, sums_, 48, 26, parts, known), partial);
     const double total_27 = unio_block_sum(
-        unio_sum_rows(total_27_first, rows_, 4, sums_, 48, 27, parts), partial);
+        unio_sum_rows(total_27_first, rows_, 4, sums_, 48, 27, parts, known), partial);
     const double total_28 = unio_block_sum(
-        unio_sum_rows(total_28_first, rows_, 4, sums_, 48, 28, parts), partial);
+        unio_sum_rows(total_28_first, rows_, 4, sums_, 48, 28, parts, known), partial);
     const double total_29 = unio_block_sum(
-        unio_sum_rows(total_29_first, rows_, 4, sums_, 48, 29, parts), partial);
+        unio_sum_rows(total_29_first, rows_, 4, sums_, 48, 29, parts, known), partial);
     const double total_30 = unio_block_sum(
-        unio_sum_rows(total_30_first, rows_, 4, sums_, 48, 30, parts), partial);
+        unio_sum_rows(total_30_first, rows_, 4, sums_, 48, 30, parts, known), partial);
     const double total_31 = unio_block_sum(
-        unio_sum_rows(total_31_first, rows_, 4, sums_, 48, 31, parts), partial);
+        unio_sum_rows(total_31_first, rows_, 4, sums_, 48, 31, parts, known), partial);
     const double total_32 = unio_block_sum(
-        unio_sum_rows(total_32_first, rows_, 4, sums_, 48, 32, parts), partial);
+        unio_sum_rows(total_32_first, rows_, 4, sums_, 48, 32, parts, known), partial);
     const double total_33 = unio_block_sum(
-        unio_sum_rows(total_33_first, rows_, 4, sums_, 48, 33, parts), partial);
+        unio_sum_rows(total_33_first, rows_, 4, sums_, 48, 33, parts, known), partial);
     const double total_34 = unio_block_sum(
-        unio_sum_rows(total_34_first, rows_, 4, sums_, 48, 34, parts), partial);
+        unio_sum_rows(total_34_first, rows_, 4, sums_, 48, 34, parts, known), partial);
     const double total_35 = unio_block_sum(
-        unio_sum_rows(total_35_first, rows_, 4, sums_, 48, 35, parts), partial);
+        unio_sum_rows(total_35_first, rows_, 4, sums_, 48, 35, parts, known), partial);
     const double total_36 = unio_block_sum(
-        unio_sum_rows(total_36_first, rows_, 4, sums_, 48, 36, parts), partial);
+        unio_sum_rows(total_36_first, rows_, 4, sums_, 48, 36, parts, known), partial);
     const double total_37 = unio_block_sum(
-        unio_sum_rows(total_37_first, rows_, 4, sums_, 48, 37, parts), partial);
+        unio_sum_rows(total_37_first, rows_, 4, sums_, 48, 37, parts, known), partial);
     const double total_38 = unio_block_sum(
-        unio_sum_rows(total_38_first, rows_, 4, sums_, 48, 38, parts), partial);
+        unio_sum_rows(total_38_first, rows_, 4, sums_, 48, 38, parts, known), partial);
     const double total_39 = unio_block_sum(
-        unio_sum_rows(total_39_first, rows_, 4, sums_, 48, 39, parts), partial);
+        unio_sum_rows(total_39_first, rows_, 4, sums_, 48, 39, parts, known), partial);
     const double total_40 = unio_block_sum(
-        unio_sum_rows(total_40_first, rows_, 4, sums_, 48, 40, parts), partial);
+        unio_sum_rows(total_40_first, rows_, 4, sums_, 48, 40, parts, known), partial);
     const double total_41 = unio_block_sum(
-        unio_sum_rows(total_41_first, rows_, 4, sums_, 48, 41, parts), partial);
+        unio_sum_rows(total_41_first, rows_, 4, sums_, 48, 41, parts, known), partial);
     const double total_42 = unio_block_sum(
-        unio_sum_rows(total_42_first, rows_, 4, sums_, 48, 42, parts), partial);
+        unio_sum_rows(total_42_first, rows_, 4, sums_, 48, 42, parts, known), partial);
     const double total_43 = unio_block_sum(
-        unio_sum_rows(total_43_first, rows_, 4, sums_, 48, 43, parts), partial);
+        unio_sum_rows(total_43_first, rows_, 4, sums_, 48, 43, parts, known), partial);
     const double total_44 = unio_block_sum(
-        unio_sum_rows(total_44_first, rows_, 4, sums_, 48, 44, parts), partial);
+        unio_sum_rows(total_44_first, rows_, 4, sums_, 48, 44, parts, known), partial);
     const double total_45 = unio_block_sum(
-        unio_sum_rows(total_45_first, rows_, 4, sums_, 48, 45, parts), partial);
+        unio_sum_rows(total_45_first, rows_, 4, sums_, 48, 45, parts, known), partial);
     const double total_46 = unio_block_sum(
-        unio_sum_rows(total_46_first, rows_, 4, sums_, 48, 46, parts), partial);
+        unio_sum_rows(total_46_first, rows_, 4, sums_, 48, 46, parts, known), partial);
     const double total_47 = unio_block_sum(
-        unio_sum_rows(total_47_first, rows_, 4, sums_, 48, 47, parts), partial);
+        unio_sum_rows(total_47_first, rows_, 4, sums_, 48, 47, parts, known), partial);
 
     __syncthreads();
     if (threadIdx.x % 32 == 0 && threadIdx.x < 512 && n > 0) {

@@ -316,30 +316,31 @@ UNIO_KERNEL(512) sp4_moe_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    const double total_0_first = unio_first_row(rows_, sums_, 8, 0, 0.0);
-    const double total_1_first = unio_first_row(rows_, sums_, 8, 1, 0.0);
-    const double total_2_first = unio_first_row(rows_, sums_, 8, 2, 0.0);
-    const double total_3_first = unio_first_row(rows_, sums_, 8, 3, 0.0);
-    const double total_4_first = unio_first_row(rows_, sums_, 8, 4, 0.0);
-    const double total_5_first = unio_first_row(rows_, sums_, 8, 5, 0.0);
-    const double total_6_first = unio_first_row(rows_, sums_, 8, 6, 0.0);
-    const double total_7_first = unio_first_row(rows_, sums_, 8, 7, 0.0);
+    const int known = unio_rows_of(n);
+    const double total_0_first = unio_first_row(rows_, 4, sums_, 8, 0, known, 0.0);
+    const double total_1_first = unio_first_row(rows_, 4, sums_, 8, 1, known, 0.0);
+    const double total_2_first = unio_first_row(rows_, 4, sums_, 8, 2, known, 0.0);
+    const double total_3_first = unio_first_row(rows_, 4, sums_, 8, 3, known, 0.0);
+    const double total_4_first = unio_first_row(rows_, 4, sums_, 8, 4, known, 0.0);
+    const double total_5_first = unio_first_row(rows_, 4, sums_, 8, 5, known, 0.0);
+    const double total_6_first = unio_first_row(rows_, 4, sums_, 8, 6, known, 0.0);
+    const double total_7_first = unio_first_row(rows_, 4, sums_, 8, 7, known, 0.0);
     const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 8, 0, parts), partial);
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 8, 0, parts, known), partial);
     const double total_1 = unio_block_sum(
-        unio_sum_rows(total_1_first, rows_, 4, sums_, 8, 1, parts), partial);
+        unio_sum_rows(total_1_first, rows_, 4, sums_, 8, 1, parts, known), partial);
     const double total_2 = unio_block_sum(
-        unio_sum_rows(total_2_first, rows_, 4, sums_, 8, 2, parts), partial);
+        unio_sum_rows(total_2_first, rows_, 4, sums_, 8, 2, parts, known), partial);
     const double total_3 = unio_block_sum(
-        unio_sum_rows(total_3_first, rows_, 4, sums_, 8, 3, parts), partial);
+        unio_sum_rows(total_3_first, rows_, 4, sums_, 8, 3, parts, known), partial);
     const double total_4 = unio_block_sum(
-        unio_sum_rows(total_4_first, rows_, 4, sums_, 8, 4, parts), partial);
+        unio_sum_rows(total_4_first, rows_, 4, sums_, 8, 4, parts, known), partial);
     const double total_5 = unio_block_sum(
-        unio_sum_rows(total_5_first, rows_, 4, sums_, 8, 5, parts), partial);
+        unio_sum_rows(total_5_first, rows_, 4, sums_, 8, 5, parts, known), partial);
     const double total_6 = unio_block_sum(
-        unio_sum_rows(total_6_first, rows_, 4, sums_, 8, 6, parts), partial);
+        unio_sum_rows(total_6_first, rows_, 4, sums_, 8, 6, parts, known), partial);
     const double total_7 = unio_block_sum(
-        unio_sum_rows(total_7_first, rows_, 4, sums_, 8, 7, parts), partial);
+        unio_sum_rows(total_7_first, rows_, 4, sums_, 8, 7, parts, known), partial);
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 288 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

@@ -77,15 +77,16 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_finish(
     const real prev_adam_m_bound_ = real(prev_adam_m_bound[0]);
     const real prev_adam_v_bound_ = real(prev_adam_v_bound[0]);
     const int n = unio_elements(rows_, 4, parts);
-    const double total_0_first = unio_first_row(rows_, sums_, 3, 0, 0.0);
-    const double total_1_first = unio_first_row(rows_, sums_, 3, 1, 0.0);
-    const double total_2_first = unio_first_row(rows_, sums_, 3, 2, 0.0);
+    const int known = -1;
+    const double total_0_first = unio_first_row(rows_, 4, sums_, 3, 0, known, 0.0);
+    const double total_1_first = unio_first_row(rows_, 4, sums_, 3, 1, known, 0.0);
+    const double total_2_first = unio_first_row(rows_, 4, sums_, 3, 2, known, 0.0);
     const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 3, 0, parts), partial);
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 3, 0, parts, known), partial);
     const double total_1 = unio_block_sum(
-        unio_sum_rows(total_1_first, rows_, 4, sums_, 3, 1, parts), partial);
+        unio_sum_rows(total_1_first, rows_, 4, sums_, 3, 1, parts, known), partial);
     const double total_2 = unio_block_sum(
-        unio_sum_rows(total_2_first, rows_, 4, sums_, 3, 2, parts), partial);
+        unio_sum_rows(total_2_first, rows_, 4, sums_, 3, 2, parts, known), partial);
 
     __syncthreads();
     if (threadIdx.x % 32 == 0 && threadIdx.x < 96 && n > 0) {

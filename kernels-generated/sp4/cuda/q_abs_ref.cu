@@ -117,9 +117,10 @@ UNIO_KERNEL(512) sp4_q_abs_ref_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    const double total_0_first = unio_first_row(rows_, sums_, 1, 0, 0.0);
+    const int known = unio_rows_of(n);
+    const double total_0_first = unio_first_row(rows_, 4, sums_, 1, 0, known, 0.0);
     const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts), partial);
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts, known), partial);
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

@@ -108,14 +108,17 @@ UNIO_KERNEL(1024) sp4_q_dir_grad_bound_settle(
     UNIO_SHARED(int, counted, 4096);
     UNIO_SHARED(int, found, 5248);
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
+    const int known = -1;
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        int not_finite, beyond;
-        unio_count_rows(rows_, 70, 4, parts, &not_finite, &beyond);
-        beyond = unio_block_sum(beyond, joined);
-        const int finite = unio_elements(rows_, 70, parts) - unio_block_sum(not_finite, joined);
+        const int not_finite_first = unio_count_of_row(rows_, 70, 4, known);
+        const int beyond_first = unio_count_of_row(rows_, 70, 5, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 70, rows_, 70, 6, parts, joined), counted);
+            unio_columns<UNIO_WINDOW>(rows_, 70, rows_, 70, 6, parts, known, joined), counted);
+        const int not_finite = unio_count_rows(not_finite_first, rows_, 70, 4, parts, known);
+        const int finite = unio_elements(rows_, 70, parts) - unio_block_sum(not_finite, joined);
+        const int beyond =
+            unio_block_sum(unio_count_rows(beyond_first, rows_, 70, 5, parts, known), joined);
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -198,8 +201,9 @@ UNIO_KERNEL(256) sp4_q_dir_grad_bound_refine(
         counts_0[bin] = 0;
     }
     __syncthreads();
+    const int known = -1;
     unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 70, exponents_, 256, 0, parts, joined), counted);
+        unio_columns<UNIO_BINS>(rows_, 70, exponents_, 256, 0, parts, known, joined), counted);
     unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
     const int stat_0_exponent = found[0];
     __syncthreads();
@@ -243,6 +247,7 @@ UNIO_KERNEL(512) sp4_q_dir_grad_bound_finish(
     UNIO_SHARED(int, counted, 2048);
     UNIO_SHARED(int, found, 3200);
     const int n = unio_elements(rows_, 70, parts);
+    const int known = -1;
 
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
@@ -251,13 +256,13 @@ UNIO_KERNEL(512) sp4_q_dir_grad_bound_finish(
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
     if (brackets_[1] == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 70, exponents_, 256, 0, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 70, exponents_, 256, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 70, refined_, 256, 0, parts, joined), counted);
+            unio_columns<UNIO_BINS>(rows_, 70, refined_, 256, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
         stat_0_key = exponent << 8 | found[0];
         stat_0_below = lower + found[1];

@@ -81,9 +81,10 @@ UNIO_KERNEL(512) sp4_rate_deficit_finish(
     UNIO_SHARED(double, partial, 0);
     const real observed_elements_ = real(observed_elements[0]);
     const int n = unio_elements(rows_, 4, parts);
-    const double total_0_first = unio_first_row(rows_, sums_, 1, 0, 0.0);
+    const int known = -1;
+    const double total_0_first = unio_first_row(rows_, 4, sums_, 1, 0, known, 0.0);
     const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts), partial);
+        unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts, known), partial);
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0);

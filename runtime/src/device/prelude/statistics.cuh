@@ -8,6 +8,8 @@
 #define UNIO_WINDOW 64
 // Rows that a part of a union has room for: the most blocks of its launch. Each row tells how many there are.
 #define UNIO_ROWS 512
+// Elements of a part for each of them.
+#define UNIO_ROW_ELEMENTS 512
 
 // The first bin of both levels that is not finite.
 #define UNIO_NOT_FINITE 0xff00
@@ -125,15 +127,25 @@ UNIO_DEVICE int unio_elements(const int* rows, int width, int parts) {
     return total;
 }
 
+// Rows of a part: those that are known, where the number of elements is, else what the first row tells (one read more to wait for).
+UNIO_DEVICE int unio_active(const int* rows, int width, int part, int known) {
+    return known >= 0 ? known : rows[size_t(part) * UNIO_ROWS * width + 1];
+}
+// Rows of a single part of so many elements.
+UNIO_DEVICE int unio_rows_of(int n) {
+    const int rows = n / UNIO_ROW_ELEMENTS + (n % UNIO_ROW_ELEMENTS > 0 ? 1 : 0);
+    return rows < UNIO_ROWS ? rows : UNIO_ROWS;
+}
+
 // The thread's column of a table, from `column` on, summed over the rows of all parts, which the first table tells. Threads
 // beyond the columns help; `joined` has room for one number a thread.
 template <int COLUMNS>
 UNIO_DEVICE int unio_columns(
-    const int* rows, int width, const int* table, int table_width, int column, int parts, int* joined) {
+    const int* rows, int width, const int* table, int table_width, int column, int parts, int known, int* joined) {
     const int groups = blockDim.x / COLUMNS;
     int total = 0;
     for (int part = 0; part < parts; ++part) {
-        const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
+        const int active = unio_active(rows, width, part, known);
         const int* const first = table + size_t(part) * UNIO_ROWS * table_width + column + threadIdx.x % COLUMNS;
         int row = threadIdx.x / COLUMNS;
         // Eight rows are on their way at a time.
@@ -157,16 +169,18 @@ UNIO_DEVICE int unio_columns(
 }
 
 // The thread's first row of the first part: read for all statistics before the first is summed, so that these reads overlap.
-UNIO_DEVICE double unio_first_row(const int* rows, const double* sums, int sum_width, int place, double none) {
-    return rows[0] > 0 && int(threadIdx.x) < rows[1] ? sums[size_t(threadIdx.x) * sum_width + place] : none;
+UNIO_DEVICE double unio_first_row(
+    const int* rows, int width, const double* sums, int sum_width, int place, int known, double none) {
+    const bool there = int(threadIdx.x) < unio_active(rows, width, 0, known) && (known > 0 || rows[0] > 0);
+    return there ? sums[size_t(threadIdx.x) * sum_width + place] : none;
 }
 
 // The thread's share of a sum over all rows, in a fixed order, from its first row on.
 UNIO_DEVICE double unio_sum_rows(
-    double first, const int* rows, int width, const double* sums, int sum_width, int place, int parts) {
+    double first, const int* rows, int width, const double* sums, int sum_width, int place, int parts, int known) {
     double total = first;
     for (int part = 0; part < parts; ++part) {
-        const int active = rows[size_t(part) * UNIO_ROWS * width + 1];
+        const int active = unio_active(rows, width, part, known);
         for (int row = part == 0 ? threadIdx.x + blockDim.x : threadIdx.x; row < active; row += blockDim.x) {
             total += sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place];
         }
@@ -176,11 +190,11 @@ UNIO_DEVICE double unio_sum_rows(
 
 // The same for a maximum; a part without elements has none.
 UNIO_DEVICE double unio_max_rows(
-    double first, const int* rows, int width, const double* sums, int sum_width, int place, int parts) {
+    double first, const int* rows, int width, const double* sums, int sum_width, int place, int parts, int known) {
     double top = first;
     for (int part = 0; part < parts; ++part) {
-        const int* const head = rows + size_t(part) * UNIO_ROWS * width;
-        const int active = head[0] > 0 ? head[1] : 0;
+        const bool holds = known > 0 || rows[size_t(part) * UNIO_ROWS * width] > 0;
+        const int active = holds ? unio_active(rows, width, part, known) : 0;
         for (int row = part == 0 ? threadIdx.x + blockDim.x : threadIdx.x; row < active; row += blockDim.x) {
             top = unio_max(top, sums[(size_t(part) * UNIO_ROWS + row) * sum_width + place]);
         }
@@ -188,18 +202,19 @@ UNIO_DEVICE double unio_max_rows(
     return top;
 }
 
-// The thread's share of two counts beside each other, over all rows.
-UNIO_DEVICE void unio_count_rows(const int* rows, int width, int place, int parts, int* first_count, int* second_count) {
-    *first_count = 0;
-    *second_count = 0;
+// The thread's share of a count over all rows; of the first row, which is read before.
+UNIO_DEVICE int unio_count_of_row(const int* rows, int width, int place, int known) {
+    return int(threadIdx.x) < unio_active(rows, width, 0, known) ? rows[size_t(threadIdx.x) * width + place] : 0;
+}
+UNIO_DEVICE int unio_count_rows(int first, const int* rows, int width, int place, int parts, int known) {
+    int total = first;
     for (int part = 0; part < parts; ++part) {
-        const int* const head = rows + size_t(part) * UNIO_ROWS * width;
-        for (int row = threadIdx.x; row < head[1]; row += blockDim.x) {
-            const int a = head[size_t(row) * width + place], b = head[size_t(row) * width + place + 1];
-            *first_count += a;
-            *second_count += b;
+        const int active = unio_active(rows, width, part, known);
+        for (int row = part == 0 ? threadIdx.x + blockDim.x : threadIdx.x; row < active; row += blockDim.x) {
+            total += rows[(size_t(part) * UNIO_ROWS + row) * width + place];
         }
     }
+    return total;
 }
 
 // found = bin that holds the rank, how many lie below it, how many lie in it.
