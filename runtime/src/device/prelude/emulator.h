@@ -30,7 +30,7 @@ struct unio_block {
 };
 
 enum { UNIO_READY = 0, UNIO_DONE = 1, UNIO_AT_BARRIER = 2, UNIO_AT_WARP = 3, UNIO_OUTSIDE_MASK = 4 };
-enum { UNIO_OP_SYNC = 0, UNIO_OP_SHUFFLE = 1, UNIO_OP_BALLOT = 2, UNIO_OP_MATCH = 3 };
+enum { UNIO_OP_SYNC = 0, UNIO_OP_SHUFFLE = 1, UNIO_OP_BALLOT = 2, UNIO_OP_MATCH = 3, UNIO_OP_JOIN = 4 };
 
 // Set by the loader before each switch; a block never leaves its worker, so its address is fixed while a kernel runs.
 static thread_local unio_thread* unio_self;
@@ -81,15 +81,18 @@ static inline unsigned long long unio_match(const unio_thread* lanes, unsigned m
     }
     return bits;
 }
+// Joins of lanes are the prelude's own: it knows how two values are joined. `op` tells which, from UNIO_OP_JOIN on.
+static void unio_join(unio_thread* lanes, unsigned mask, unsigned op);
 static inline void unio_release(unio_block* block, unsigned warp, unsigned mask, unsigned op) {
     unio_thread* lanes = block->threads + warp * 32;
     unsigned long long ballot = op == UNIO_OP_BALLOT ? unio_ballot(lanes, mask) : 0;
+    if (op >= UNIO_OP_JOIN) unio_join(lanes, mask, op);
     for (unsigned m = mask; m; m &= m - 1) {
         unio_thread& lane = lanes[__builtin_ctz(m)];
         // A lane outside the mask has no value: all bits set is a NaN, so that a wrong read shows.
         if (op == UNIO_OP_SHUFFLE) lane.result = (mask >> lane.source & 1) ? lanes[lane.source].value : ~0ull;
         else if (op == UNIO_OP_MATCH) lane.result = unio_match(lanes, mask, lane.value);
-        else lane.result = ballot;
+        else if (op < UNIO_OP_JOIN) lane.result = ballot;
         lane.state = UNIO_READY;
     }
     block->waiting[warp] &= ~mask;

@@ -113,6 +113,7 @@ UNIO_DEVICE void unio_copied() {
 template <int LANES> UNIO_DEVICE unsigned unio_sharers() {
     return LANES == 32 ? UNIO_WARP : ((1u << (LANES % 32)) - 1) << (threadIdx.x % 32 / LANES * LANES);
 }
+#ifndef UNIO_EMULATOR
 template <int LANES, class T> UNIO_DEVICE T unio_lanes_sum(unsigned mask, T x) {
     for (int half = LANES / 2; half > 0; half /= 2) x = x + __shfl_xor_sync(mask, x, half);
     return x;
@@ -136,6 +137,74 @@ template <int LANES, class T> UNIO_DEVICE T unio_lanes_own(unsigned mask, T (&x)
     }
     return x[0];
 }
+#else
+// The same trees, climbed at one meeting of the lanes instead of one a level: a meeting is what costs here.
+enum { UNIO_SUM = 0, UNIO_MAX = 1, UNIO_MIN = 2, UNIO_OWN_SUM = 3 };
+template <class T> struct unio_type;
+template <> struct unio_type<float> { enum { number = 0 }; };
+template <> struct unio_type<double> { enum { number = 1 }; };
+template <> struct unio_type<int> { enum { number = 2 }; };
+UNIO_DEVICE int unio_max(int a, int b) { return a > b ? a : b; }
+UNIO_DEVICE int unio_min(int a, int b) { return a < b ? a : b; }
+template <class T> static T unio_joined(unsigned how, T a, T b) {
+    return how == UNIO_MAX ? unio_max(a, b) : (how == UNIO_MIN ? unio_min(a, b) : a + b);
+}
+// A lane outside the mask has no value: all bits set, as for a shuffle.
+template <class T> static void unio_climb(unio_thread* lanes, unsigned mask, unsigned how) {
+    T x[32], next[32];
+    for (unsigned lane = 0; lane < 32; ++lane) x[lane] = unio_from_bits<T>(mask >> lane & 1 ? lanes[lane].value : ~0ull);
+    for (unsigned half = lanes[__builtin_ctz(mask)].source / 2; half > 0; half /= 2) {
+        for (unsigned lane = 0; lane < 32; ++lane) next[lane] = unio_joined(how, x[lane], x[lane ^ half]);
+        __builtin_memcpy(x, next, sizeof(x));
+    }
+    for (unsigned m = mask; m; m &= m - 1) lanes[__builtin_ctz(m)].result = unio_to_bits(x[__builtin_ctz(m)]);
+}
+// Each lane's value is the address of its sums.
+template <class T> static void unio_climb_own(unio_thread* lanes, unsigned mask) {
+    for (unsigned half = lanes[__builtin_ctz(mask)].source / 2; half > 0; half /= 2) {
+        T next[32][32];
+        for (unsigned m = mask; m; m &= m - 1) {
+            const unsigned lane = __builtin_ctz(m), partner = lane ^ half, from = lane & half;
+            const T* own = (const T*)lanes[lane].value;
+            const T* other = mask >> partner & 1 ? (const T*)lanes[partner].value : 0;
+            for (unsigned n = 0; n < half; ++n) next[lane][n] = own[n + from] + (other ? other[n + from] : unio_from_bits<T>(~0ull));
+        }
+        for (unsigned m = mask; m; m &= m - 1) {
+            const unsigned lane = __builtin_ctz(m);
+            __builtin_memcpy((T*)lanes[lane].value, next[lane], half * sizeof(T));
+        }
+    }
+    for (unsigned m = mask; m; m &= m - 1) {
+        unio_thread& lane = lanes[__builtin_ctz(m)];
+        lane.result = unio_to_bits(*(const T*)lane.value);
+    }
+}
+template <class T> static void unio_join_as(unio_thread* lanes, unsigned mask, unsigned how) {
+    if (how == UNIO_OWN_SUM) unio_climb_own<T>(lanes, mask);
+    else unio_climb<T>(lanes, mask, how);
+}
+static void unio_join(unio_thread* lanes, unsigned mask, unsigned op) {
+    const unsigned how = (op - UNIO_OP_JOIN) % 4, type = (op - UNIO_OP_JOIN) / 4;
+    if (type == unio_type<double>::number) unio_join_as<double>(lanes, mask, how);
+    else if (type == unio_type<float>::number) unio_join_as<float>(lanes, mask, how);
+    else unio_join_as<int>(lanes, mask, how);
+}
+template <int LANES, class T> static T unio_meet(unsigned how, unsigned mask, unsigned long long value) {
+    return unio_from_bits<T>(unio_collective(UNIO_OP_JOIN + unio_type<T>::number * 4 + how, mask, value, LANES));
+}
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_sum(unsigned mask, T x) {
+    return LANES == 1 ? x : unio_meet<LANES, T>(UNIO_SUM, mask, unio_to_bits(x));
+}
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_max(unsigned mask, T x) {
+    return LANES == 1 ? x : unio_meet<LANES, T>(UNIO_MAX, mask, unio_to_bits(x));
+}
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_min(unsigned mask, T x) {
+    return LANES == 1 ? x : unio_meet<LANES, T>(UNIO_MIN, mask, unio_to_bits(x));
+}
+template <int LANES, class T> UNIO_DEVICE T unio_lanes_own(unsigned mask, T (&x)[LANES]) {
+    return unio_meet<LANES, T>(UNIO_OWN_SUM, mask, (unsigned long long)&x[0]);
+}
+#endif
 
 // 2^k for -126 <= k <= 127.
 UNIO_DEVICE float unio_exp2i(int k) { return __int_as_float((k + 127) << 23); }
