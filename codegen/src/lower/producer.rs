@@ -93,51 +93,21 @@ pub(super) const OWN_NAMES: &[&str] = &[
 
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {
     let pointer = |(id, param): (&TensorId, &usize)| (*id, Pointer { name: names[*param].clone(), first: 0 });
-    let pointers: BTreeMap<TensorId, Pointer> = body.params.iter().map(pointer).collect();
     let scalars: Vec<String> = body.scalars.iter().map(|s| names[*s].clone()).collect();
     let (scalars, read) = registers(&body.program, &scalars, &mut namer);
+    let mut places = Equations {
+        program: &body.program,
+        pointers: body.params.iter().map(pointer).collect(),
+        scalars,
+        values: BTreeMap::new(),
+        counting: BTreeMap::new(),
+    };
     let mut text = blank(kernel, body);
-    let mut results = BTreeMap::new();
-    for (n, statistic) in body.program.statistics.iter().enumerate() {
-        results.insert(statistic.tensor, format!("stat_{n}"));
-        if matches!(body.step, ProducerStep::Finish | ProducerStep::Settle) {
-            add_statistic(&mut text, n, statistic.kind, Vec::new(), String::new());
-            continue;
-        }
-        let places = Equations {
-            program: &body.program,
-            pointers: pointers.clone(),
-            scalars: scalars.clone(),
-            values: BTreeMap::new(),
-            counting: BTreeMap::new(),
-        };
-        let vars = BTreeMap::from([(statistic.element, "e".to_owned())]);
-        let mut printer = Printer::new(&body.program, &places, vars, namer);
-        let mut before = Vec::new();
-        let measured = measured(statistic.kind, &statistic.value);
-        let value = match statistic.kind {
-            StatisticKind::Quantile(_) | StatisticKind::Max => printer.expr(&measured, &mut before).text(),
-            _ => wide(&mut printer, &measured, &mut before),
-        };
-        namer = printer.namer;
-        add_statistic(&mut text, n, statistic.kind, before, value);
-    }
-    let warps = kernel.threads as usize / 32;
-    for (n, signal) in body.signals.iter().enumerate() {
-        let thread = n % warps * 32;
-        let (ops, x) = smooth(body, signal, thread, names, &results, &pointers, &scalars, &namer);
-        results.insert(signal.tensor, x);
-        text.signals.extend(ops);
-    }
-    text.signal_threads = warps.min(body.signals.len()) * 32;
+    let namer = add_statistics(&mut text, body, &mut places, namer);
+    add_signals(&mut text, body, names, &mut places, &namer);
     // One thread moves a slot, which another may have to read before.
     text.reads_before = text.signal_threads > 32 && !read.is_empty();
     text.scalars = if body.step == ProducerStep::Settle { Vec::new() } else { read };
-    if matches!(body.step, ProducerStep::Exponents | ProducerStep::Refine) {
-        // The first read gave them.
-        text.sums.clear();
-        text.maxima.clear();
-    }
     let (arrays, bytes) = arrays(&text);
     let grid = grid(body, &text);
     let numbered = matches!(body.step, ProducerStep::Settle | ProducerStep::Refine | ProducerStep::Finish);
@@ -150,6 +120,49 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
         numbers: if numbered { vec!["parts".into()] } else { Vec::new() },
         body: KernelBody::Producer(text),
     }
+}
+
+/// Each statistic; where a step joins rows, its name and place alone.
+fn add_statistics(text: &mut ProducerText, body: &ProducerBody, places: &mut Equations<'_>, mut namer: Namer) -> Namer {
+    for (n, statistic) in body.program.statistics.iter().enumerate() {
+        let (mut before, mut value) = (Vec::new(), String::new());
+        if !matches!(body.step, ProducerStep::Finish | ProducerStep::Settle) {
+            let vars = BTreeMap::from([(statistic.element, "e".to_owned())]);
+            let mut printer = Printer::new(&body.program, places, vars, namer);
+            let measured = measured(statistic.kind, &statistic.value);
+            value = match statistic.kind {
+                StatisticKind::Quantile(_) | StatisticKind::Max => printer.expr(&measured, &mut before).text(),
+                _ => wide(&mut printer, &measured, &mut before),
+            };
+            namer = printer.namer;
+        }
+        add_statistic(text, n, statistic.kind, before, value);
+    }
+    let results = body.program.statistics.iter().enumerate().map(|(n, s)| (s.tensor, format!("stat_{n}")));
+    places.values.extend(results);
+    if matches!(body.step, ProducerStep::Exponents | ProducerStep::Refine) {
+        // The first read gave them.
+        text.sums.clear();
+        text.maxima.clear();
+    }
+    namer
+}
+
+/// Each signal by the first thread of a warp; a later one may be made of earlier ones.
+fn add_signals(
+    text: &mut ProducerText,
+    body: &ProducerBody,
+    names: &[String],
+    places: &mut Equations<'_>,
+    namer: &Namer,
+) {
+    let warps = text.threads as usize / 32;
+    for (n, signal) in body.signals.iter().enumerate() {
+        let (ops, x) = smooth(body, signal, n % warps * 32, names, places, namer.clone());
+        places.values.insert(signal.tensor, x);
+        text.signals.extend(ops);
+    }
+    text.signal_threads = warps.min(body.signals.len()) * 32;
 }
 
 fn grid(body: &ProducerBody, text: &ProducerText) -> Grid {
@@ -287,27 +300,17 @@ impl ProducerText {
     }
 }
 
-/// One signal: its observation, and the law that moves its slot.
+/// One signal: its observation, and the law that moves its slot, by one thread.
 fn smooth(
     body: &ProducerBody,
     signal: &SignalPlan,
     thread: usize,
     names: &[String],
-    results: &BTreeMap<TensorId, String>,
-    pointers: &BTreeMap<TensorId, Pointer>,
-    scalars: &[String],
-    namer: &Namer,
+    places: &Equations<'_>,
+    mut namer: Namer,
 ) -> (Vec<Op>, String) {
-    let places = Equations {
-        program: &body.program,
-        pointers: pointers.clone(),
-        scalars: scalars.to_vec(),
-        values: results.clone(),
-        counting: BTreeMap::new(),
-    };
-    let mut namer = namer.clone();
     let x = namer.unique(&format!("{}_x", body.program.tensors[signal.tensor].name));
-    let mut printer = Printer::new(&body.program, &places, BTreeMap::new(), namer);
+    let mut printer = Printer::new(&body.program, places, BTreeMap::new(), namer);
     let mut ops = Vec::new();
     let Some((assign, _)) = body.program.assigns().find(|(a, _)| a.tensor == signal.tensor) else {
         return (ops, x);
