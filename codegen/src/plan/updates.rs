@@ -7,7 +7,7 @@ use unio_interface::{Access, Elem as Memory, Role as Outer};
 use super::order::{Node, NodeCount, Place};
 use super::step::{COUNTER_BLOCKS, Part, Planner, READ, REDUCED, UPDATE_THREADS, UPDATED, param_total};
 use super::{Body, KernelPlan, Param, UpdateBody, block, memory_elem};
-use crate::math::{Elem, Program, Role};
+use crate::math::{Elem, Program, Role, TensorId};
 use crate::model::{Group, Over, Update};
 use crate::names;
 
@@ -34,61 +34,26 @@ impl Planner<'_> {
     }
 
     fn add_update_kernel(&mut self, update: &Update, program: &Program) -> usize {
-        let element =
-            program.vars.iter().position(|_| update.over != Over::Scalar).filter(|_| update.over != Over::Scalar);
+        let has_elements = update.over != Over::Scalar;
+        let element = (has_elements && !program.vars.is_empty()).then_some(0);
         let len = match &update.over {
             Over::Group | Over::Buffer { .. } => None,
             Over::Size { extent, .. } => Some(*extent),
             Over::Scalar => Some(1),
         };
-        let mut params = Vec::new();
-        let mut places = BTreeMap::new();
-        for (id, tensor) in program.tensors.iter().enumerate() {
-            let (access, role) = match tensor.role {
-                Role::Table => (Access::In, Outer::Table),
-                Role::Input => (Access::In, Outer::Reduced),
-                Role::State => (Access::InOut, Outer::State),
-                Role::Output => (Access::Out, Outer::Output),
-                Role::Next { of } => {
-                    places.insert(id, places[&of]);
-                    continue;
-                }
-                _ => continue,
-            };
-            let any = tensor.shape.first() == Some(&0);
-            // Scalar states lie in one bank of f32 words; everything else has the lowering's own real type.
-            let by_element = matches!(update.over, Over::Group | Over::Buffer { .. }) && any;
-            let in_bank = tensor.role == Role::State && !by_element;
-            let elem = if in_bank { scalar_elem(tensor.elem) } else { memory_elem(tensor.elem) };
-            let len = (!any).then(|| tensor.shape.iter().product());
-            places.insert(id, params.len());
-            let row_len = (any && tensor.role == Role::Table).then(|| tensor.shape[1..].iter().product());
-            params.push(Param { name: tensor.name.clone(), elem, access, len, stride: None, role, row_len });
-        }
-        let mut counters = Vec::new();
-        for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::BlockCount) {
-            counters.push((id, params.len()));
-            let (name, access, len) = (tensor.name.clone(), Access::Out, Some(COUNTER_BLOCKS));
-            params.push(Param {
-                name,
-                elem: Memory::I32,
-                access,
-                len,
-                stride: None,
-                role: Outer::Saved,
-                row_len: None,
-            });
-        }
+        let (mut params, places) = pointers(update, program);
+        let counts = program.tensors.iter().enumerate().filter(|(_, t)| t.role == Role::BlockCount);
+        let counters = counts.zip(params.len()..).map(|((id, _), param)| (id, param)).collect();
+        params.extend(program.tensors.iter().filter(|t| t.role == Role::BlockCount).map(|t| counter(&t.name)));
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
         let body = UpdateBody { counters, program: program.clone(), len, element, params: places, scalars };
-        let threads = if update.over == Over::Scalar { 1 } else { UPDATE_THREADS };
         self.add_kernel(KernelPlan {
             symbol: names::kernel(&self.model.set, &update.name, ""),
             entry: update.name.clone(),
             doc: update.doc.clone(),
             loc: update.loc.clone(),
-            threads,
+            threads: if has_elements { UPDATE_THREADS } else { 1 },
             params,
             body: Body::Update(body),
         })
@@ -102,51 +67,18 @@ impl Planner<'_> {
         group: Option<&Group>,
         part: Option<&Part<'_>>,
     ) {
-        let mut args = Vec::new();
         let mut needs = BTreeSet::new();
-        for tensor in &program.tensors {
-            match tensor.role {
-                Role::Table | Role::Input => {
-                    let source = update.read.iter().find(|(name, _)| *name == tensor.name).map(|(_, s)| s);
-                    args.push(self.source_arg(source, part, &mut needs));
-                }
-                Role::State => args.push(self.state_arg(update, &tensor.name, part)),
-                Role::Output => args.push((String::from(&names::stage_value(&update.name, &tensor.name)), 0)),
-                _ => {}
-            }
-        }
-        for tensor in program.tensors.iter().filter(|t| t.role == Role::BlockCount) {
-            args.push(self.counter_arg(&tensor.name, group, part));
-        }
-        let group_name = group.map(|g| g.name.as_str());
-        args.extend(self.scalar_args(program, group_name));
+        let args = self.update_args(update, program, group, part, &mut needs);
         let mut gives: BTreeSet<String> =
             update.outputs.iter().map(|(name, ..)| names::stage_value(&update.name, name)).collect();
-        let mut writes = BTreeSet::new();
-        match group {
-            Some(_) => {
-                gives.insert(UPDATED.to_owned());
-                needs.insert(REDUCED.to_owned());
-                needs.insert(READ.to_owned());
-            }
-            None => writes.extend(
-                self.model.states.iter().filter(|s| s.writer.as_ref() == Some(&update.name)).map(|s| s.name.clone()),
-            ),
+        let own = self.model.states.iter().filter(|s| s.writer.as_ref() == Some(&update.name));
+        let writes = own.map(|s| s.name.clone()).filter(|_| group.is_none()).collect();
+        if group.is_some() {
+            gives.insert(UPDATED.to_owned());
+            needs.extend([REDUCED.to_owned(), READ.to_owned()]);
         }
-        let (name, count) = match (group_name, part) {
-            (Some(g), Some(Part::Range(group))) => {
-                (format!("{}[{g}]", update.name), NodeCount::Fixed(group.range.1 - group.range.0))
-            }
-            (_, Some(Part::Sub(sub))) => {
-                (format!("{}[{sub}]", update.name), NodeCount::Of(names::stage_value(sub, "params")))
-            }
-            _ => match changed(update, part) {
-                Some(buffer) => (format!("{}[{buffer}]", update.name), NodeCount::Of(buffer.clone())),
-                None => (update.name.clone(), NodeCount::None),
-            },
-        };
-        let reads = Self::scalar_reads(program, group_name);
-        let evaluates = group.is_none() && !update.training_only;
+        let group_name = group.map(|g| g.name.as_str());
+        let (name, count) = name_and_count(update, group_name, part);
         self.nodes.push(Node {
             name,
             kernel,
@@ -155,13 +87,40 @@ impl Planner<'_> {
             args,
             needs,
             gives,
-            reads,
+            reads: Self::scalar_reads(program, group_name),
             writes,
             overwrites: changed(update, part).cloned(),
             instead_of: None,
-            evaluates,
+            evaluates: group.is_none() && !update.training_only,
             loc: update.loc.clone(),
         });
+    }
+
+    /// Buffers of a launch, in the order of the kernel's parameters; and the values that it needs of them.
+    fn update_args(
+        &self,
+        update: &Update,
+        program: &Program,
+        group: Option<&Group>,
+        part: Option<&Part<'_>>,
+        needs: &mut BTreeSet<String>,
+    ) -> Vec<Place> {
+        let mut args = Vec::new();
+        for tensor in &program.tensors {
+            match tensor.role {
+                Role::Table | Role::Input => {
+                    let source = update.read.iter().find(|(name, _)| *name == tensor.name).map(|(_, s)| s);
+                    args.push(self.source_arg(source, part, needs));
+                }
+                Role::State => args.push(self.state_arg(update, &tensor.name, part)),
+                Role::Output => args.push((String::from(&names::stage_value(&update.name, &tensor.name)), 0)),
+                _ => {}
+            }
+        }
+        let counts = program.tensors.iter().filter(|t| t.role == Role::BlockCount);
+        args.extend(counts.map(|tensor| self.counter_arg(&tensor.name, group, part)));
+        args.extend(self.scalar_args(program, group.map(|g| g.name.as_str())));
+        args
     }
 
     /// Launches that keep a counter, in the order of groups and sub-buffers: each has room of its own.
@@ -240,6 +199,55 @@ impl Planner<'_> {
                 }
             }
         }
+    }
+}
+
+/// Parameters for everything that a kernel reads and writes but counters and scalars, and each tensor's place among them.
+fn pointers(update: &Update, program: &Program) -> (Vec<Param>, BTreeMap<TensorId, usize>) {
+    let (mut params, mut places) = (Vec::new(), BTreeMap::new());
+    for (id, tensor) in program.tensors.iter().enumerate() {
+        let (access, role) = match tensor.role {
+            Role::Table => (Access::In, Outer::Table),
+            Role::Input => (Access::In, Outer::Reduced),
+            Role::State => (Access::InOut, Outer::State),
+            Role::Output => (Access::Out, Outer::Output),
+            Role::Next { of } => {
+                places.insert(id, places[&of]);
+                continue;
+            }
+            _ => continue,
+        };
+        let any = tensor.shape.first() == Some(&0);
+        // Scalar states lie in one bank of f32 words; everything else has the lowering's own real type.
+        let by_element = matches!(update.over, Over::Group | Over::Buffer { .. }) && any;
+        let in_bank = tensor.role == Role::State && !by_element;
+        let elem = if in_bank { scalar_elem(tensor.elem) } else { memory_elem(tensor.elem) };
+        let len = (!any).then(|| tensor.shape.iter().product());
+        places.insert(id, params.len());
+        let row_len = (any && tensor.role == Role::Table).then(|| tensor.shape[1..].iter().product());
+        params.push(Param { name: tensor.name.clone(), elem, access, len, stride: None, role, row_len });
+    }
+    (params, places)
+}
+
+fn counter(name: &str) -> Param {
+    let (access, len, role) = (Access::Out, Some(COUNTER_BLOCKS), Outer::Saved);
+    Param { name: name.to_owned(), elem: Memory::I32, access, len, stride: None, role, row_len: None }
+}
+
+/// A launch's name, and how many elements it covers.
+fn name_and_count(update: &Update, group: Option<&str>, part: Option<&Part<'_>>) -> (String, NodeCount) {
+    match (group, part) {
+        (Some(g), Some(Part::Range(group))) => {
+            (format!("{}[{g}]", update.name), NodeCount::Fixed(group.range.1 - group.range.0))
+        }
+        (_, Some(Part::Sub(sub))) => {
+            (format!("{}[{sub}]", update.name), NodeCount::Of(names::stage_value(sub, "params")))
+        }
+        _ => match changed(update, part) {
+            Some(buffer) => (format!("{}[{buffer}]", update.name), NodeCount::Of(buffer.clone())),
+            None => (update.name.clone(), NodeCount::None),
+        },
     }
 }
 
