@@ -709,6 +709,9 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             let arg = self.real(arg);
             return Expr::Unary(f, Box::new(arg));
         }
+        if let (Some(f), [arg]) = (made_of_others(&name.text), args) {
+            return f(self.real(arg));
+        }
         match (name.text.as_str(), args) {
             ("select", [condition, a, b]) => {
                 let condition = self.boolean(condition);
@@ -726,24 +729,6 @@ impl<'a, 'r> Elaborator<'a, 'r> {
                 let (x, y) = (self.expr(a), self.expr(b));
                 let (x, y) = self.join(x, y, a, b);
                 Expr::Binary(f, Box::new(x), Box::new(y))
-            }
-            ("real", [a]) => self.real(a),
-            ("square", [a]) => {
-                let a = self.real(a);
-                Expr::mul(a.clone(), a)
-            }
-            ("relu", [a]) => {
-                let a = self.real(a);
-                let positive = Expr::Binary(BinaryFn::Gt, Box::new(a.clone()), Box::new(Expr::Real(0.0)));
-                Expr::select(positive, a, Expr::Real(0.0))
-            }
-            ("silu", [a]) => {
-                let a = self.real(a);
-                Expr::mul(a.clone(), Expr::Unary(UnaryFn::Sigmoid, Box::new(a)))
-            }
-            ("elu", [a]) => {
-                let a = self.real(a);
-                elu(a)
             }
             ("softmax", _) => {
                 self.report.push_note(
@@ -973,6 +958,21 @@ fn role_name(role: Role) -> &'static str {
         Role::State => "the old value of a state",
         _ => "read only",
     }
+}
+
+/// Functions of one number that are written with others.
+fn made_of_others(name: &str) -> Option<fn(Expr) -> Expr> {
+    Some(match name {
+        "real" => |a| a,
+        "square" => |a| Expr::mul(a.clone(), a),
+        "relu" => |a| {
+            let positive = Expr::Binary(BinaryFn::Gt, Box::new(a.clone()), Box::new(Expr::Real(0.0)));
+            Expr::select(positive, a, Expr::Real(0.0))
+        },
+        "silu" => |a| Expr::mul(a.clone(), Expr::Unary(UnaryFn::Sigmoid, Box::new(a))),
+        "elu" => elu,
+        _ => return None,
+    })
 }
 
 /// `x > 0 ? x : exp(min(x, 0)) - 1`; the minimum keeps the side not taken finite.
