@@ -270,3 +270,24 @@ fn a_models_groups_are_measured_each_over_its_own_elements() {
         "{lengths:?}: one form was not met"
     );
 }
+
+/// A clamp by the bound of the step before comes after the measuring and before the slot moves, however few elements there are.
+#[test]
+fn a_clamp_by_the_last_bound_comes_between_the_read_and_the_slot() {
+    let spec = "[external.data]\ndoc = \"x\"\nshape = \"[*]\"\n\
+                [producer.size]\ndoc = \"x\"\nread = { x = \"data\" }\nsignal = \"p99(abs(x))\"\nsmooth = \"pearl_ad\"\n\
+                reset = \"fold\"\n\
+                [update.clamp]\ndoc = \"x\"\nover = \"x: data\"\n\
+                math = \"next.x = min(max(x, -max(prev.size, 0.5)), max(prev.size, 0.5))\"\n";
+    let artefacts = unio_codegen::compile_texts(&[("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", spec)])
+        .unwrap_or_else(|e| panic!("{e}"))
+        .artefacts;
+    for n in [1, 100, 5000] {
+        let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
+        let data: Vec<f64> = normal(n).into_iter().map(|x| 2.0 * x).collect();
+        session.write_real("data", &data).unwrap();
+        session.graph(Phase::Train).unwrap().launch().unwrap();
+        close(&format!("of {n}"), f64::from(session.slot_named("size").unwrap()[0]), quantile(&data, 0.99), 0.005);
+        assert!(session.read_real("data").unwrap().iter().all(|x| x.abs() <= 0.5), "{n}");
+    }
+}

@@ -107,6 +107,7 @@ impl Grid {
     /// When a step makes the launch, in a few words; `None`: always, or whenever there are elements.
     pub fn condition(self) -> Option<String> {
         match self {
+            Grid::Between { above: 0, up_to: u32::MAX, .. } => None,
             Grid::Between { above: 0, up_to, .. } => Some(format!("n ≤ {up_to}")),
             Grid::Between { above, .. } => Some(format!("n > {above}")),
             Grid::Fixed(_) | Grid::Elements { .. } => None,

@@ -148,6 +148,17 @@ pub enum Source {
     Counter(String),
 }
 
+impl Source {
+    /// Whether it is, or has in its union, the named buffer.
+    pub fn names(&self, buffer: &str) -> bool {
+        match self {
+            Source::Buffer(name) => name == buffer,
+            Source::Union(members) => members.iter().any(|member| member.names(buffer)),
+            _ => false,
+        }
+    }
+}
+
 /// A signal: one member of a slot family.
 #[derive(Debug)]
 pub struct Signal {

@@ -8,9 +8,10 @@ use super::order::{Node, NodeCount};
 use super::step::{Bank, COUNTER_BLOCKS, ELEMENT_THREADS, Part, Planner, vector};
 use super::{Body, KernelPlan, Param, ProducerBody, ProducerStep, SignalPlan, Table, block, memory_elem};
 use crate::math::{Program, Role};
-use crate::model::{Group, Producer, Smoothing, Source};
+use crate::model::{Group, Over, Producer, Smoothing, Source};
 use crate::names;
 use crate::spec::entries::ProducerSchedule;
+use crate::spec::equation::When;
 
 /// Quantiles for which a large block's counts fit into the shared memory of any card.
 const MOST_RANKED: usize = 4;
@@ -30,6 +31,8 @@ enum Forms {
 struct Kernels {
     few: Option<usize>,
     many: Option<(Table, Vec<(ProducerStep, usize)>)>,
+    /// Elements up to which it is the first.
+    limit: usize,
 }
 
 impl Planner<'_> {
@@ -64,6 +67,16 @@ impl Planner<'_> {
         }
     }
 
+    /// Whether an update changes what the producer reads, by a slot's value from before the producer writes it.
+    fn is_clamped_between(&self, producer: &Producer) -> bool {
+        let reads = |buffer: &String| producer.read.iter().any(|(_, source, ..)| source.names(buffer));
+        let own = |name: &String| producer.signals.iter().any(|signal| signal.slot == *name);
+        self.model.updates.iter().zip(&self.equations.updates).any(|(update, program)| {
+            matches!(&update.over, Over::Buffer { buffers, .. } if buffers.iter().any(reads))
+                && program.scalars.iter().any(|read| read.when == When::Prev && own(&read.name))
+        })
+    }
+
     /// Elements of the only part, where the plan knows them.
     fn fixed_length(&self, producer: &Producer, program: &Program, group: Option<&Group>) -> Option<usize> {
         let parts = self.producer_parts(producer, group);
@@ -81,9 +94,16 @@ impl Planner<'_> {
         forms: Forms,
     ) -> Kernels {
         let table = Table::of(program);
-        let (few, by_length) = (table.few(), forms == Forms::ByLength);
+        // A clamp by the step before's bound comes between the read and the slot, so that one kernel cannot do both. What is
+        // launched hangs on that, the texts do not.
+        let limit = match (forms, self.is_clamped_between(producer)) {
+            (Forms::Few, _) => usize::MAX,
+            (Forms::Many, _) | (Forms::ByLength, true) => 0,
+            (Forms::ByLength, false) => table.few(),
+        };
         let mut add = |step: ProducerStep| {
-            let range = by_length.then(|| if step == ProducerStep::Whole { (0, few) } else { (few, usize::MAX) });
+            let range = if step == ProducerStep::Whole { (0, limit) } else { (limit, usize::MAX) };
+            let range = (forms == Forms::ByLength).then_some(range);
             self.add_producer_kernel(producer, program, law, step, range)
         };
         let whole = match producer.schedule {
@@ -93,7 +113,7 @@ impl Planner<'_> {
         let few = (forms != Forms::Many).then(|| add(whole));
         let steps = ProducerStep::of_many(&table);
         let many = (forms != Forms::Few).then(|| (table, steps.into_iter().map(|step| (step, add(step))).collect()));
-        Kernels { few, many }
+        Kernels { few, many, limit }
     }
 
     fn add_producer_kernel(
@@ -175,8 +195,8 @@ impl Planner<'_> {
 
     fn add_producer_nodes(&mut self, producer: &Producer, program: &Program, kernels: &Kernels, group: Option<&Group>) {
         let name = group.map_or(producer.name.clone(), |g| format!("{}[{}]", producer.name, g.name));
-        let (length, most) = (self.fixed_length(producer, program, group), Table::of(program).few());
-        if let Some(kernel) = kernels.few.filter(|_| kernels.many.is_none() || length.is_none_or(|n| n <= most)) {
+        let length = self.fixed_length(producer, program, group);
+        if let Some(kernel) = kernels.few.filter(|_| kernels.limit > 0 && length.is_none_or(|n| n <= kernels.limit)) {
             let part = self.producer_parts(producer, group).into_iter().next().flatten();
             let mut node = self.reading_node(producer, program, kernel, group, part.as_ref());
             self.add_signals(producer, group, &mut node);
@@ -184,8 +204,7 @@ impl Planner<'_> {
             self.nodes.push(node);
         }
         let by_length = kernels.few.is_some();
-        let Some((table, steps)) = kernels.many.as_ref().filter(|_| !by_length || length.is_none_or(|n| n > most))
-        else {
+        let Some((table, steps)) = kernels.many.as_ref().filter(|_| length.is_none_or(|n| n > kernels.limit)) else {
             return;
         };
         let parts = self.producer_parts(producer, group);

@@ -401,7 +401,7 @@ UNIO_KERNEL(512) perception_group_oracle_count(
         sums_[size_t(blockIdx.x) * 4 + 0] = total_3;
         sums_[size_t(blockIdx.x) * 4 + 1] = total_4;
         sums_[size_t(blockIdx.x) * 4 + 3] = total_6;
-        sums_[size_t(blockIdx.x) * 4 + 2] = total_5;
+        sums_[size_t(blockIdx.x) * 4 + 2] = n > 0 ? total_5 : 0.0;
         row[4] = counts_0_not_finite_total;
         row[5] = counts_0_beyond_total - counts_0_not_finite_total;
         row[6] = counts_1_not_finite_total;

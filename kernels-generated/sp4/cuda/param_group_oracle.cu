@@ -173,7 +173,7 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
         sums_[size_t(blockIdx.x) * 6 + 2] = total_5;
         sums_[size_t(blockIdx.x) * 6 + 3] = total_6;
         sums_[size_t(blockIdx.x) * 6 + 5] = total_8;
-        sums_[size_t(blockIdx.x) * 6 + 4] = total_7;
+        sums_[size_t(blockIdx.x) * 6 + 4] = n > 0 ? total_7 : 0.0;
         row[4] = counts_0_not_finite_total;
         row[5] = counts_0_beyond_total - counts_0_not_finite_total;
         row[6] = counts_1_not_finite_total;
