@@ -38,6 +38,20 @@ fn a_grown_optimizer_moves_its_arrays() {
     }
 }
 
+/// What tells the number of elements has just so many, also where that is fewer than in the step.
+#[test]
+fn a_part_shrinks_with_its_buffer() {
+    let artefacts = compile_set("sp4").artefacts;
+    let session = warm(&artefacts);
+    let bench = Bench::new(&session, &artefacts).unwrap();
+    let part = bench.part(|launch| launch.name == "target_q_bound" || launch.name.starts_with("target_q_bound."));
+    for (n, made) in [(4, 1), (64, 1), (5000, 5)] {
+        let resized = part.resized(n).unwrap();
+        assert!((4 * n as u64..4 * n as u64 + 200).contains(&resized.bytes()), "{n}: {}", resized.bytes());
+        assert_eq!(bench.shapes(&resized).unwrap().len(), made, "{n}");
+    }
+}
+
 #[test]
 fn a_grown_reducer_keeps_its_rows() {
     let artefacts = compile_run("cfc", &[("B", 32)]).artefacts;
