@@ -101,9 +101,7 @@ impl Grid {
             Grid::Between { per_block, least, most, .. } => Grid::Elements { per_block, least, most }.blocks(n),
         }
     }
-}
 
-impl Grid {
     /// When a step makes the launch, in a few words; `None`: always, or whenever there are elements.
     pub fn condition(self) -> Option<String> {
         match self {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use unio_interface::{Grid, Shared};
 
-use super::expr::{Code, Namer, Places, Printer, flat, register_type, unflat};
+use super::expr::{Code, Namer, Places, Printer, flat, register_type, scalar_value, unflat};
 use super::sums::Tile;
 use super::{KernelBody, Lowered, Op, SharedArray};
 use crate::math::{Elem, Expr, TensorId, VarId};
@@ -117,11 +117,7 @@ impl Places for PhasePlaces<'_> {
 
     fn scalar(&self, scalar: usize) -> Code {
         let first = self.names.len() - self.body.program.scalars.len();
-        let name = &self.names[first + scalar];
-        match self.body.program.scalars[scalar].int {
-            true => Code::atom(format!("{name}[0]")),
-            false => Code::atom(format!("real({name}[0])")),
-        }
+        Code::atom(scalar_value(&self.body.program, scalar, &self.names[first + scalar]))
     }
 }
 

@@ -74,6 +74,14 @@ pub(super) trait Places {
     fn scalar(&self, scalar: usize) -> Code;
 }
 
+/// What a scalar is in a text: the only element behind its pointer, as a number of the program.
+pub(super) fn scalar_value(program: &Program, scalar: usize, pointer: &str) -> String {
+    match program.scalars[scalar].int {
+        true => format!("{pointer}[0]"),
+        false => format!("real({pointer}[0])"),
+    }
+}
+
 /// Turns expressions into text; what needs statements of its own is put in front.
 pub(super) struct Printer<'a> {
     pub(super) program: &'a Program,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use unio_interface::{Grid, Shared};
 
-use super::expr::{Code, Namer, Places, Printer, flat, unflat};
+use super::expr::{Code, Namer, Places, Printer, flat, scalar_value, unflat};
 use super::{KernelBody, Lowered, Op, SharedArray};
 use crate::math::{Assign, BinaryFn, Expr, Reduction, VarId};
 use crate::plan::{GradientsBody, KernelPlan};
@@ -347,10 +347,6 @@ impl Places for Tiles<'_> {
 
     fn scalar(&self, scalar: usize) -> Code {
         let first = self.names.len() - self.body.program.scalars.len();
-        let name = &self.names[first + scalar];
-        match self.body.program.scalars[scalar].int {
-            true => Code::atom(format!("{name}[0]")),
-            false => Code::atom(format!("real({name}[0])")),
-        }
+        Code::atom(scalar_value(&self.body.program, scalar, &self.names[first + scalar]))
     }
 }

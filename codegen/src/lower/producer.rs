@@ -25,6 +25,8 @@ pub struct ProducerText {
     pub threads: u32,
     /// Elements that a thread reads before it counts them.
     pub unroll: usize,
+    /// What a quantile takes where there is no element: a value in the lowest bin, which no window holds, or in none.
+    pub missing: &'static str,
     /// Layout of the tables between the steps.
     pub table: Table,
     /// Statistics that are sums, or end as one.
@@ -193,6 +195,7 @@ fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
             ProducerStep::Whole | ProducerStep::Linear => Table::UNROLL,
             _ => table.unroll(),
         },
+        missing: if body.step == ProducerStep::Count { "0.0f" } else { "unio_nan()" },
         table,
         sums: Vec::new(),
         maxima: Vec::new(),

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use unio_interface::{Grid, Shared};
 
-use super::expr::{Code, Namer, Places, Printer, flat, register_type};
+use super::expr::{Code, Namer, Places, Printer, flat, register_type, scalar_value};
 use super::{KernelBody, Lowered, Op, SharedArray};
-use crate::math::{Expr, Program, Role, ScalarRead, TensorId};
+use crate::math::{Expr, Program, Role, TensorId};
 use crate::plan::{KernelPlan, UpdateBody};
 
 /// Blocks of an element-wise launch; the kernel strides beyond. Counters of clamps have room for no more.
@@ -24,7 +24,7 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
     let (scalars, read) = match body.element {
         // Read once, not for every element.
         Some(_) => registers(&body.program, &scalars, &mut namer),
-        None => (scalar_values(&body.program, &scalars), Vec::new()),
+        None => (values(&body.program, &scalars), Vec::new()),
     };
     let equations = Equations { program: &body.program, pointers, scalars, values: BTreeMap::new(), counting };
     let [turn, first, step] = ["turn", "first", "step"].map(|own| match body.element {
@@ -60,18 +60,13 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
     element_wise(kernel, grid, body.len.is_none(), all, &counters)
 }
 
-/// What a scalar is in a text: its only element, as a number of the program.
-pub(super) fn scalar_values(program: &Program, pointers: &[String]) -> Vec<String> {
-    let value = |(scalar, pointer): (&ScalarRead, &String)| match scalar.int {
-        true => format!("{pointer}[0]"),
-        false => format!("real({pointer}[0])"),
-    };
-    program.scalars.iter().zip(pointers).map(value).collect()
+fn values(program: &Program, pointers: &[String]) -> Vec<String> {
+    pointers.iter().enumerate().map(|(scalar, pointer)| scalar_value(program, scalar, pointer)).collect()
 }
 
 /// Registers for the values of scalars.
 pub(super) fn registers(program: &Program, pointers: &[String], namer: &mut Namer) -> (Vec<String>, Vec<Op>) {
-    let values = scalar_values(program, pointers).into_iter();
+    let values = values(program, pointers);
     let read = program.scalars.iter().zip(pointers).zip(values).map(|((scalar, pointer), value)| {
         let (ty, name) = (if scalar.int { "int" } else { "real" }, namer.unique(&format!("{pointer}_")));
         (name.clone(), Op::Let { ty, name, value })

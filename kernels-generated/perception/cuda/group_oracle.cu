@@ -321,29 +321,29 @@ UNIO_KERNEL(512) perception_group_oracle_count(
         float counts_2_value[4];
         // Where all are there, no read hangs on a condition.
         if (first + 3 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-            const int e = int(first + k * step + threadIdx.x);
-            acc_3 = acc_3 + (double(w[e]) * double(g[e]));
-            acc_4 = acc_4 + (double(w[e]) * double(w[e]));
-            acc_6 = acc_6 + double(real(unio_isfinite(w[e]) ? 1 : 1));
-            acc_5 = unio_max(acc_5, float(unio_abs(w[e])));
-            counts_0_value[k] = unio_abs(w[e]);
-            counts_1_value[k] = unio_abs(m[e]);
-            counts_2_value[k] = unio_abs(v[e]);
-        }
+            UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
+                const int e = int(first + k * step + threadIdx.x);
+                acc_3 = acc_3 + (double(w[e]) * double(g[e]));
+                acc_4 = acc_4 + (double(w[e]) * double(w[e]));
+                acc_6 = acc_6 + double(real(unio_isfinite(w[e]) ? 1 : 1));
+                acc_5 = unio_max(acc_5, float(unio_abs(w[e])));
+                counts_0_value[k] = unio_abs(w[e]);
+                counts_1_value[k] = unio_abs(m[e]);
+                counts_2_value[k] = unio_abs(v[e]);
+            }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-            acc_3 = acc_3 + (there ? (double(w[e]) * double(g[e])) : 0.0);
-            acc_4 = acc_4 + (there ? (double(w[e]) * double(w[e])) : 0.0);
-            acc_6 = acc_6 + (there ? double(real(unio_isfinite(w[e]) ? 1 : 1)) : 0.0);
-            acc_5 = unio_max(acc_5, there ? float(unio_abs(w[e])) : -unio_inf());
-            counts_0_value[k] = there ? unio_abs(w[e]) : 0.0f;
-            counts_1_value[k] = there ? unio_abs(m[e]) : 0.0f;
-            counts_2_value[k] = there ? unio_abs(v[e]) : 0.0f;
-        }
+            UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                acc_3 = acc_3 + (there ? (double(w[e]) * double(g[e])) : 0.0);
+                acc_4 = acc_4 + (there ? (double(w[e]) * double(w[e])) : 0.0);
+                acc_6 = acc_6 + (there ? double(real(unio_isfinite(w[e]) ? 1 : 1)) : 0.0);
+                acc_5 = unio_max(acc_5, there ? float(unio_abs(w[e])) : -unio_inf());
+                counts_0_value[k] = there ? unio_abs(w[e]) : 0.0f;
+                counts_1_value[k] = there ? unio_abs(m[e]) : 0.0f;
+                counts_2_value[k] = there ? unio_abs(v[e]) : 0.0f;
+            }
         }
         UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;

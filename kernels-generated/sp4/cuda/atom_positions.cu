@@ -328,23 +328,23 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
         float counts_3_value[4];
         // Where all are there, no read hangs on a condition.
         if (first + 3 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-            const int e = int(first + k * step + threadIdx.x);
-            counts_0_value[k] = unio_abs(z0[e]);
-            counts_1_value[k] = unio_abs(z1[e]);
-            counts_2_value[k] = unio_abs(z2[e]);
-            counts_3_value[k] = unio_abs(z3[e]);
-        }
+            UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
+                const int e = int(first + k * step + threadIdx.x);
+                counts_0_value[k] = unio_abs(z0[e]);
+                counts_1_value[k] = unio_abs(z1[e]);
+                counts_2_value[k] = unio_abs(z2[e]);
+                counts_3_value[k] = unio_abs(z3[e]);
+            }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-            counts_0_value[k] = there ? unio_abs(z0[e]) : 0.0f;
-            counts_1_value[k] = there ? unio_abs(z1[e]) : 0.0f;
-            counts_2_value[k] = there ? unio_abs(z2[e]) : 0.0f;
-            counts_3_value[k] = there ? unio_abs(z3[e]) : 0.0f;
-        }
+            UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                counts_0_value[k] = there ? unio_abs(z0[e]) : 0.0f;
+                counts_1_value[k] = there ? unio_abs(z1[e]) : 0.0f;
+                counts_2_value[k] = there ? unio_abs(z2[e]) : 0.0f;
+                counts_3_value[k] = there ? unio_abs(z3[e]) : 0.0f;
+            }
         }
         UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;

@@ -80,17 +80,17 @@ UNIO_KERNEL(512) sp4_aux_label_scale_count(
     for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         // Where all are there, no read hangs on a condition.
         if (first + 7 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const int e = int(first + k * step + threadIdx.x);
-            acc_0 = acc_0 + double(unio_abs(y[e]));
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const int e = int(first + k * step + threadIdx.x);
+                acc_0 = acc_0 + double(unio_abs(y[e]));
+            }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-            acc_0 = acc_0 + (there ? double(unio_abs(y[e])) : 0.0);
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                acc_0 = acc_0 + (there ? double(unio_abs(y[e])) : 0.0);
+            }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

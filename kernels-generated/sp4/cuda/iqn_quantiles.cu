@@ -150,55 +150,55 @@ UNIO_KERNEL(512) sp4_iqn_quantiles_count(
     for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         // Where all are there, no read hangs on a condition.
         if (first + 7 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const int e = int(first + k * step + threadIdx.x);
-            real acc = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const int e = int(first + k * step + threadIdx.x);
+                real acc = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
+                }
+                acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
+                real acc2 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
+                }
+                acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
+                real acc3 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
+                }
+                acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
+                real acc4 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
+                }
+                acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
             }
-            acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
-            real acc2 = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
-            }
-            acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
-            real acc3 = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
-            }
-            acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
-            real acc4 = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
-            }
-            acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
-        }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-            real acc = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                real acc = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
+                }
+                acc_0 = acc_0 + (there ? (double(acc) * double(real(0.08333333333333333))) : 0.0);
+                real acc2 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
+                }
+                acc_1 = acc_1 + (there ? (double(acc2) * double(real(0.08333333333333333))) : 0.0);
+                real acc3 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
+                }
+                acc_2 = acc_2 + (there ? (double(acc3) * double(real(0.08333333333333333))) : 0.0);
+                real acc4 = real(0);
+                for (int a = 0; a < 12; ++a) {
+                    acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
+                }
+                acc_3 = acc_3 + (there ? (double(acc4) * double(real(0.08333333333333333))) : 0.0);
             }
-            acc_0 = acc_0 + (there ? (double(acc) * double(real(0.08333333333333333))) : 0.0);
-            real acc2 = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
-            }
-            acc_1 = acc_1 + (there ? (double(acc2) * double(real(0.08333333333333333))) : 0.0);
-            real acc3 = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
-            }
-            acc_2 = acc_2 + (there ? (double(acc3) * double(real(0.08333333333333333))) : 0.0);
-            real acc4 = real(0);
-            for (int a = 0; a < 12; ++a) {
-                acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
-            }
-            acc_3 = acc_3 + (there ? (double(acc4) * double(real(0.08333333333333333))) : 0.0);
-        }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

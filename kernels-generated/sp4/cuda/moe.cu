@@ -219,31 +219,31 @@ UNIO_KERNEL(512) sp4_moe_count(
     for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         // Where all are there, no read hangs on a condition.
         if (first + 7 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const int e = int(first + k * step + threadIdx.x);
-            acc_0 = acc_0 + double(gate[e * 8 + unio_row(0, 8)]);
-            acc_1 = acc_1 + double(gate[e * 8 + unio_row(1, 8)]);
-            acc_2 = acc_2 + double(gate[e * 8 + unio_row(2, 8)]);
-            acc_3 = acc_3 + double(gate[e * 8 + unio_row(3, 8)]);
-            acc_4 = acc_4 + double(gate[e * 8 + unio_row(4, 8)]);
-            acc_5 = acc_5 + double(gate[e * 8 + unio_row(5, 8)]);
-            acc_6 = acc_6 + double(gate[e * 8 + unio_row(6, 8)]);
-            acc_7 = acc_7 + double(gate[e * 8 + unio_row(7, 8)]);
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const int e = int(first + k * step + threadIdx.x);
+                acc_0 = acc_0 + double(gate[e * 8 + unio_row(0, 8)]);
+                acc_1 = acc_1 + double(gate[e * 8 + unio_row(1, 8)]);
+                acc_2 = acc_2 + double(gate[e * 8 + unio_row(2, 8)]);
+                acc_3 = acc_3 + double(gate[e * 8 + unio_row(3, 8)]);
+                acc_4 = acc_4 + double(gate[e * 8 + unio_row(4, 8)]);
+                acc_5 = acc_5 + double(gate[e * 8 + unio_row(5, 8)]);
+                acc_6 = acc_6 + double(gate[e * 8 + unio_row(6, 8)]);
+                acc_7 = acc_7 + double(gate[e * 8 + unio_row(7, 8)]);
+            }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-            acc_0 = acc_0 + (there ? double(gate[e * 8 + unio_row(0, 8)]) : 0.0);
-            acc_1 = acc_1 + (there ? double(gate[e * 8 + unio_row(1, 8)]) : 0.0);
-            acc_2 = acc_2 + (there ? double(gate[e * 8 + unio_row(2, 8)]) : 0.0);
-            acc_3 = acc_3 + (there ? double(gate[e * 8 + unio_row(3, 8)]) : 0.0);
-            acc_4 = acc_4 + (there ? double(gate[e * 8 + unio_row(4, 8)]) : 0.0);
-            acc_5 = acc_5 + (there ? double(gate[e * 8 + unio_row(5, 8)]) : 0.0);
-            acc_6 = acc_6 + (there ? double(gate[e * 8 + unio_row(6, 8)]) : 0.0);
-            acc_7 = acc_7 + (there ? double(gate[e * 8 + unio_row(7, 8)]) : 0.0);
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                acc_0 = acc_0 + (there ? double(gate[e * 8 + unio_row(0, 8)]) : 0.0);
+                acc_1 = acc_1 + (there ? double(gate[e * 8 + unio_row(1, 8)]) : 0.0);
+                acc_2 = acc_2 + (there ? double(gate[e * 8 + unio_row(2, 8)]) : 0.0);
+                acc_3 = acc_3 + (there ? double(gate[e * 8 + unio_row(3, 8)]) : 0.0);
+                acc_4 = acc_4 + (there ? double(gate[e * 8 + unio_row(4, 8)]) : 0.0);
+                acc_5 = acc_5 + (there ? double(gate[e * 8 + unio_row(5, 8)]) : 0.0);
+                acc_6 = acc_6 + (there ? double(gate[e * 8 + unio_row(6, 8)]) : 0.0);
+                acc_7 = acc_7 + (there ? double(gate[e * 8 + unio_row(7, 8)]) : 0.0);
+            }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

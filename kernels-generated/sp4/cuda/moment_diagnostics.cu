@@ -26,21 +26,21 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_count(
     for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         // Where all are there, no read hangs on a condition.
         if (first + 7 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const int e = int(first + k * step + threadIdx.x);
-            acc_0 = acc_0 + double(real(unio_isfinite(w[e]) ? 0 : 1));
-            acc_1 = acc_1 + double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(prev_adam_m_bound_, real(1)) ? 0 : 1));
-            acc_2 = acc_2 + double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(prev_adam_v_bound_, real(1)) ? 0 : 1));
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const int e = int(first + k * step + threadIdx.x);
+                acc_0 = acc_0 + double(real(unio_isfinite(w[e]) ? 0 : 1));
+                acc_1 = acc_1 + double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(prev_adam_m_bound_, real(1)) ? 0 : 1));
+                acc_2 = acc_2 + double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(prev_adam_v_bound_, real(1)) ? 0 : 1));
+            }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-            acc_0 = acc_0 + (there ? double(real(unio_isfinite(w[e]) ? 0 : 1)) : 0.0);
-            acc_1 = acc_1 + (there ? double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(prev_adam_m_bound_, real(1)) ? 0 : 1)) : 0.0);
-            acc_2 = acc_2 + (there ? double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(prev_adam_v_bound_, real(1)) ? 0 : 1)) : 0.0);
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                acc_0 = acc_0 + (there ? double(real(unio_isfinite(w[e]) ? 0 : 1)) : 0.0);
+                acc_1 = acc_1 + (there ? double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(prev_adam_m_bound_, real(1)) ? 0 : 1)) : 0.0);
+                acc_2 = acc_2 + (there ? double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(prev_adam_v_bound_, real(1)) ? 0 : 1)) : 0.0);
+            }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

@@ -54,17 +54,17 @@ UNIO_KERNEL(512) sp4_q_dir_grad_bound_count(
         float counts_0_value[8];
         // Where all are there, no read hangs on a condition.
         if (first + 7 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const int e = int(first + k * step + threadIdx.x);
-            counts_0_value[k] = unio_abs(d[e]);
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const int e = int(first + k * step + threadIdx.x);
+                counts_0_value[k] = unio_abs(d[e]);
+            }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-            counts_0_value[k] = there ? unio_abs(d[e]) : 0.0f;
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                counts_0_value[k] = there ? unio_abs(d[e]) : 0.0f;
+            }
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;

@@ -170,27 +170,27 @@ UNIO_KERNEL(512) sp4_rewards_count(
     for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
         // Where all are there, no read hangs on a condition.
         if (first + 7 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const int e = int(first + k * step + threadIdx.x);
-            acc_0 = acc_0 + double(unio_abs(r[e * 6 + unio_row(0, 6)]));
-            acc_1 = acc_1 + double(unio_abs(r[e * 6 + unio_row(1, 6)]));
-            acc_2 = acc_2 + double(unio_abs(r[e * 6 + unio_row(2, 6)]));
-            acc_3 = acc_3 + double(unio_abs(r[e * 6 + unio_row(3, 6)]));
-            acc_4 = acc_4 + double(unio_abs(r[e * 6 + unio_row(4, 6)]));
-            acc_5 = acc_5 + double(unio_abs(r[e * 6 + unio_row(5, 6)]));
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const int e = int(first + k * step + threadIdx.x);
+                acc_0 = acc_0 + double(unio_abs(r[e * 6 + unio_row(0, 6)]));
+                acc_1 = acc_1 + double(unio_abs(r[e * 6 + unio_row(1, 6)]));
+                acc_2 = acc_2 + double(unio_abs(r[e * 6 + unio_row(2, 6)]));
+                acc_3 = acc_3 + double(unio_abs(r[e * 6 + unio_row(3, 6)]));
+                acc_4 = acc_4 + double(unio_abs(r[e * 6 + unio_row(4, 6)]));
+                acc_5 = acc_5 + double(unio_abs(r[e * 6 + unio_row(5, 6)]));
+            }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-            acc_0 = acc_0 + (there ? double(unio_abs(r[e * 6 + unio_row(0, 6)])) : 0.0);
-            acc_1 = acc_1 + (there ? double(unio_abs(r[e * 6 + unio_row(1, 6)])) : 0.0);
-            acc_2 = acc_2 + (there ? double(unio_abs(r[e * 6 + unio_row(2, 6)])) : 0.0);
-            acc_3 = acc_3 + (there ? double(unio_abs(r[e * 6 + unio_row(3, 6)])) : 0.0);
-            acc_4 = acc_4 + (there ? double(unio_abs(r[e * 6 + unio_row(4, 6)])) : 0.0);
-            acc_5 = acc_5 + (there ? double(unio_abs(r[e * 6 + unio_row(5, 6)])) : 0.0);
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                acc_0 = acc_0 + (there ? double(unio_abs(r[e * 6 + unio_row(0, 6)])) : 0.0);
+                acc_1 = acc_1 + (there ? double(unio_abs(r[e * 6 + unio_row(1, 6)])) : 0.0);
+                acc_2 = acc_2 + (there ? double(unio_abs(r[e * 6 + unio_row(2, 6)])) : 0.0);
+                acc_3 = acc_3 + (there ? double(unio_abs(r[e * 6 + unio_row(3, 6)])) : 0.0);
+                acc_4 = acc_4 + (there ? double(unio_abs(r[e * 6 + unio_row(4, 6)])) : 0.0);
+                acc_5 = acc_5 + (there ? double(unio_abs(r[e * 6 + unio_row(5, 6)])) : 0.0);
+            }
         }
     }
     const double total_0 = unio_block_sum(acc_0, partial);

@@ -193,23 +193,23 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
         float counts_0_value[8];
         // Where all are there, no read hangs on a condition.
         if (first + 7 * step + 512 <= unsigned(n)) {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const int e = int(first + k * step + threadIdx.x);
-            acc_1 = acc_1 + (double(h[e]) * double(h[e]));
-            acc_2 = acc_2 + double(real(unio_isfinite(h[e]) ? 0 : 1));
-            acc_3 = acc_3 + double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0));
-            counts_0_value[k] = unio_abs(h[e]);
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const int e = int(first + k * step + threadIdx.x);
+                acc_1 = acc_1 + (double(h[e]) * double(h[e]));
+                acc_2 = acc_2 + double(real(unio_isfinite(h[e]) ? 0 : 1));
+                acc_3 = acc_3 + double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0));
+                counts_0_value[k] = unio_abs(h[e]);
+            }
         } else {
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const unsigned place = first + k * step + threadIdx.x;
-            const bool there = place < unsigned(n);
-            const int e = there ? int(place) : n - 1;
-            acc_1 = acc_1 + (there ? (double(h[e]) * double(h[e])) : 0.0);
-            acc_2 = acc_2 + (there ? double(real(unio_isfinite(h[e]) ? 0 : 1)) : 0.0);
-            acc_3 = acc_3 + (there ? double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0)) : 0.0);
-            counts_0_value[k] = there ? unio_abs(h[e]) : 0.0f;
-        }
+            UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
+                const unsigned place = first + k * step + threadIdx.x;
+                const bool there = place < unsigned(n);
+                const int e = there ? int(place) : n - 1;
+                acc_1 = acc_1 + (there ? (double(h[e]) * double(h[e])) : 0.0);
+                acc_2 = acc_2 + (there ? double(real(unio_isfinite(h[e]) ? 0 : 1)) : 0.0);
+                acc_3 = acc_3 + (there ? double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0)) : 0.0);
+                counts_0_value[k] = there ? unio_abs(h[e]) : 0.0f;
+            }
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
             const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;

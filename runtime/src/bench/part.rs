@@ -82,13 +82,13 @@ impl Part {
             let joins = |p: &KernelParam| !matches!(p, KernelParam::Buffer { role: Role::Input | Role::State, .. });
             return (self.program.train.len() > 1 && kernel.params.iter().all(joins)).then_some(());
         };
+        // A buffer that tells the count has just that many; others may have more.
+        let tells = launch.args.iter().any(|arg| matches!(arg, Arg::CountOf { .. }));
         for (p, (param, arg)) in kernel.params.iter().zip(&launch.args).enumerate() {
             let KernelParam::Buffer { len, role, .. } = param else { continue };
             let Arg::Buffer { buffer, start } = *arg else { continue };
             let Some(row) = self.row_of(len.as_ref(), role, buffer, count)? else { continue };
             let held = self.program.buffers[buffer].len.unwrap_or(0).saturating_sub(start);
-            // A buffer that tells the count has just that many; others may have more.
-            let tells = launch.args.iter().any(|arg| matches!(arg, Arg::CountOf { .. }));
             let needed = if tells || len.is_some() { n * row } else { (n * row).max(held.min(count * row)) };
             // One buffer, one stretch: a part that uses two of it cannot grow both.
             let known = lens.entry(buffer).or_insert((start, needed));

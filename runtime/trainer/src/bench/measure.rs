@@ -8,7 +8,7 @@ use unio::device::{Device, Real};
 use unio::interface::edges::levels;
 use unio::interface::{Artefacts, Buffer, Elem, Launch};
 use unio::random::Stream;
-use unio::{Launching, Phase, Session, When};
+use unio::{LaunchShape, Launching, Phase, Session, When};
 
 use super::{BenchArgs, Figures, KernelRow, Report, Scale, StepRow};
 
@@ -26,11 +26,9 @@ pub fn set(device: &Device, artefacts: &Artefacts, scale: &Scale, args: &BenchAr
         let whole = bench.part(|launch| unit.launches.contains(&launch.name));
         let grown = scale.sizes.iter().filter(|n| Some(**n) != whole.count()).filter_map(|n| whole.resized(*n));
         let grown = grown.filter(|part| part.bytes() <= LARGEST).map(|part| (part, false));
-        let parts: Vec<(Part, bool)> = std::iter::once((whole.clone(), true)).chain(grown).collect();
-        // A kernel for few elements is not launched over many, nor the other way round.
-        let made = parts.iter().filter(|(part, _)| bench.shapes(part).map_or(true, |shapes| !shapes.is_empty()));
-        let row = |part: &Part, compiled| row(&bench, artefacts, &unit.name, part, compiled, scale, args.bandwidth);
-        report.kernels.extend(made.map(|(part, compiled)| row(part, *compiled)));
+        let parts = std::iter::once((whole.clone(), true)).chain(grown);
+        let row = |(part, compiled)| row(&bench, artefacts, &unit.name, &part, compiled, scale, args.bandwidth);
+        report.kernels.extend(parts.filter_map(row));
     }
     if args.filter.is_none() {
         report.whole_steps.push(whole_step(&mut session, &bench, artefacts, scale)?);
@@ -106,6 +104,7 @@ fn is_producer(artefacts: &Artefacts, launches: &[&Launch], names: &BTreeSet<Str
     of.any(|launch| gives_signals(&artefacts.kernels[launch.kernel]))
 }
 
+/// `None` where nothing is launched: a kernel for few elements over many, or the other way round.
 fn row(
     bench: &Bench<'_>,
     artefacts: &Artefacts,
@@ -114,18 +113,22 @@ fn row(
     compiled: bool,
     scale: &Scale,
     bandwidth: f64,
-) -> KernelRow {
-    let (figures, error) = match figures(bench, part, scale, bandwidth) {
+) -> Option<KernelRow> {
+    let shapes = bench.shapes(part);
+    let launches = shapes.as_ref().map_or(part.launches().len(), Vec::len);
+    if launches == 0 {
+        return None;
+    }
+    let figures = shapes.map_err(Into::into).and_then(|shapes| figures(bench, part, &shapes, scale, bandwidth));
+    let (figures, error) = match figures {
         Ok(figures) => (Some(figures), None),
         Err(error) => (None, Some(format!("{error:#}"))),
     };
-    let made = bench.shapes(part).map_or(part.launches().len(), |shapes| shapes.len());
-    let (set, launches) = (artefacts.set.clone(), made);
-    KernelRow { set, kernel: name.into(), launches, n: part.count(), compiled, figures, error }
+    let set = artefacts.set.clone();
+    Some(KernelRow { set, kernel: name.into(), launches, n: part.count(), compiled, figures, error })
 }
 
-fn figures(bench: &Bench<'_>, part: &Part, scale: &Scale, bandwidth: f64) -> Result<Figures> {
-    let shapes = bench.shapes(part)?;
+fn figures(bench: &Bench<'_>, part: &Part, shapes: &[LaunchShape], scale: &Scale, bandwidth: f64) -> Result<Figures> {
     let hot_us = bench.time(part, Data::Hot, scale.repeats)?;
     let cold_us = if scale.cold { Some(bench.time(part, Data::Cold, scale.repeats)?) } else { None };
     let bytes = part.bytes();
