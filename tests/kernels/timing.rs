@@ -159,7 +159,7 @@ fn cfc() {
     }
 }
 
-/// A whole step, in both ways, and its control plane alone.
+/// A whole step, in both ways; its control plane alone; and the step with it and without it, which tells what it costs there.
 fn step(set: &str, size: &str, artefacts: &Artefacts) {
     let mut session = session(artefacts);
     session.reset(When::Fold).unwrap();
@@ -173,6 +173,10 @@ fn step(set: &str, size: &str, artefacts: &Artefacts) {
     }
     let bench = Bench::new(&session, artefacts).unwrap();
     record(&format!("{set} control plane"), size, &bench, &bench.control());
+    for (what, part) in [("with", bench.part(|_| true)), ("without", bench.without_control())] {
+        let us = bench.time(&part, Data::Hot, repeats).unwrap();
+        put(&serde_json::json!({ "work": format!("{set} step {what} control plane"), "size": size, "us": us }));
+    }
 }
 
 #[test]
@@ -184,5 +188,25 @@ fn steps() {
     for (hidden, batch) in [(64, 32), (64, 256), (128, 32)].into_iter().take(if on_card() { 3 } else { 0 }) {
         let sizes = [("B", batch), ("K", 32), ("M", 6), ("I", 4), ("H", hidden), ("U", hidden)];
         step("perception", &format!("H={hidden} B={batch} K=32"), &compile_set_sized("perception", &sizes).artefacts);
+    }
+}
+
+#[test]
+#[ignore = "prints times"]
+fn nodes() {
+    let _alone = alone();
+    let sizes = [("B", 32), ("K", 32), ("M", 6), ("I", 4), ("H", 64), ("U", 64)];
+    let artefacts = compile_set_sized("perception", &sizes).artefacts;
+    let mut session = session(&artefacts);
+    session.reset(When::Fold).unwrap();
+    session.graph(Phase::Train).unwrap().replay(3).unwrap();
+    let bench = Bench::new(&session, &artefacts).unwrap();
+    let names: Vec<String> = bench.part(|_| true).launches().iter().map(|l| l.name.clone()).collect();
+    for name in names {
+        let part = bench.part(|l| l.name == name);
+        let us = bench.time(&part, Data::Hot, repeats()).unwrap();
+        put(
+            &serde_json::json!({ "work": "node", "size": name, "us": us, "n": part.count(), "grid": part.launches()[0].grid }),
+        );
     }
 }

@@ -40,6 +40,8 @@ fn skeletons() -> Handlebars<'static> {
         ("finish", include_str!("../../templates/producer_finish.cu.hbs")),
         ("clear", include_str!("../../templates/producer_clear.hbs")),
         ("start", include_str!("../../templates/producer_start.hbs")),
+        ("accumulators", include_str!("../../templates/producer_accumulators.hbs")),
+        ("unsettled", include_str!("../../templates/producer_unsettled.hbs")),
         ("step", include_str!("../../templates/producer_step.hbs")),
         ("elements", include_str!("../../templates/producer_elements.hbs")),
         ("take", include_str!("../../templates/producer_take.hbs")),
@@ -145,7 +147,7 @@ fn producer(text: &ProducerText) -> serde_json::Value {
     let sum = |s: &SumText| {
         json!({
             "acc": s.acc, "before": ops(&s.before, 3).trim_end(), "value": s.value,
-            "total": s.total, "result": s.result, "finish": s.finish, "place": s.place,
+            "factors": s.factors.as_ref().map(|(a, b)| json!({ "a": a, "b": b })), "total": s.total, "result": s.result, "finish": s.finish, "place": s.place,
         })
     };
     let quantile = |q: &crate::lower::producer::QuantileText| {
@@ -158,6 +160,13 @@ fn producer(text: &ProducerText) -> serde_json::Value {
     };
     let (threads, unroll) = (text.threads, text.unroll);
     let chunk = unroll * threads as usize;
+    let four = 4 * threads as usize;
+    let ahead = |quad: usize| if quad == 0 { String::new() } else { format!(" + {}", quad * four) };
+    let neighbour = if unroll == 4 { "k".to_owned() } else { format!("(k / 4 * {four} + k % 4)") };
+    let place = match text.step {
+        ProducerStep::Count => format!("own + (many ? {neighbour} : k * step)"),
+        _ => "first + k * step + threadIdx.x".to_owned(),
+    };
     let looped = format!(
         "unsigned first = blockIdx.x * (many ? {chunk} : {threads}); first < unsigned(n); first += gridDim.x * {chunk}"
     );
@@ -166,10 +175,19 @@ fn producer(text: &ProducerText) -> serde_json::Value {
         "ranged": text.ranged,
         "reads": text.reads,
         "unroll": unroll,
+        "list": text.table.list(),
+        "outside": 2 * text.quantiles.len(),
+        "pairs": text.table.pair(0),
         "last": unroll - 1,
         "chunk": chunk,
         "threads": threads,
         "loop": looped,
+        "columns": text.columns.iter().map(|c| json!({ "ty": c.ty, "pointer": c.pointer, "array": c.array })).collect::<Vec<_>>(),
+        "rows": text.table.rows(),
+        "place": place,
+        "neighbour": format!("own + {neighbour}"),
+        "lead": text.columns.first().map(|c| c.pointer.clone()),
+        "quads": (0..unroll / 4).map(|quad| json!({ "first": 4 * quad, "ahead": ahead(quad) })).collect::<Vec<_>>(),
         "missing": text.missing,
         "bins": Table::BINS,
         "row_total": threads as usize / 32 * text.bins(),

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use unio_interface::{Grid, Shared};
 
-use super::expr::{Namer, Printer};
+use super::expr::{Namer, Printer, register_type};
 use super::update::{Equations, Pointer, registers};
 use super::{Function, KernelBody, Lowered, Op, SharedArray};
-use crate::math::{BinaryFn, Expr, Role, StatisticKind, TensorId};
+use crate::math::{BinaryFn, Expr, Role, StatisticKind, TensorId, UnaryFn};
 use crate::plan::{KernelPlan, ProducerBody, ProducerStep, SignalPlan, Table};
 
 /// What the skeleton of producers is filled with.
@@ -27,6 +27,8 @@ pub struct ProducerText {
     pub unroll: usize,
     /// What a quantile takes where there is no element: a value in the lowest bin, which no window holds, or in none.
     pub missing: &'static str,
+    /// Buffers with one number an element, which it reads neighbours at a time.
+    pub columns: Vec<ColumnText>,
     /// Layout of the tables between the steps.
     pub table: Table,
     /// Statistics that are sums, or end as one.
@@ -45,6 +47,17 @@ pub struct ProducerText {
     pub signal_threads: usize,
 }
 
+/// A buffer with one number an element.
+#[derive(Debug)]
+pub struct ColumnText {
+    /// Its C type.
+    pub ty: &'static str,
+    /// Its pointer.
+    pub pointer: String,
+    /// Registers of a turn's elements.
+    pub array: String,
+}
+
 /// A statistic that adds up one number an element.
 #[derive(Debug)]
 pub struct SumText {
@@ -54,6 +67,8 @@ pub struct SumText {
     pub before: Vec<Op>,
     /// The number added.
     pub value: String,
+    /// Its factors: what is exact in f64 may be multiplied and added at once.
+    pub factors: Option<(String, String)>,
     /// Name of the total over all elements, in f64.
     pub total: String,
     /// Name of the result.
@@ -90,7 +105,7 @@ pub struct QuantileText {
 /// Names that the skeleton gives itself.
 pub(super) const OWN_NAMES: &[&str] = &[
     "n", "e", "k", "warp", "lane", "counted", "joined", "found", "partial", "bin", "first", "place", "there", "step",
-    "row",
+    "row", "summed", "largest", "outside", "many", "lead", "own", "whole",
 ];
 
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {
@@ -105,6 +120,9 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
         counting: BTreeMap::new(),
     };
     let mut text = blank(kernel, body);
+    if body.step == ProducerStep::Count {
+        add_columns(&mut text, &mut places, &mut namer);
+    }
     let namer = add_statistics(&mut text, body, &mut places, namer);
     add_signals(&mut text, body, names, &mut places, &namer);
     // One thread moves a slot, which another may have to read before.
@@ -124,21 +142,39 @@ pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], 
     }
 }
 
+/// Registers for what the first read of many elements takes from buffers with one number each.
+fn add_columns(text: &mut ProducerText, places: &mut Equations<'_>, namer: &mut Namer) {
+    for (id, tensor) in places.program.tensors.iter().enumerate() {
+        let of_elements = tensor.role == Role::Table && tensor.shape.len() == 1;
+        if let Some(pointer) = places.pointers.get(&id).filter(|_| of_elements) {
+            let (pointer, array) = (pointer.name.clone(), namer.unique(&format!("{}_s", tensor.name)));
+            places.values.insert(id, format!("{array}[k]"));
+            text.columns.push(ColumnText { ty: register_type(tensor.elem), pointer, array });
+        }
+    }
+}
+
 /// Each statistic; where a step joins rows, its name and place alone.
 fn add_statistics(text: &mut ProducerText, body: &ProducerBody, places: &mut Equations<'_>, mut namer: Namer) -> Namer {
     for (n, statistic) in body.program.statistics.iter().enumerate() {
-        let (mut before, mut value) = (Vec::new(), String::new());
+        let (mut before, mut value, mut factors) = (Vec::new(), String::new(), None);
         if !matches!(body.step, ProducerStep::Finish | ProducerStep::Settle) {
             let vars = BTreeMap::from([(statistic.element, "e".to_owned())]);
             let mut printer = Printer::new(&body.program, places, vars, namer);
             let measured = measured(statistic.kind, &statistic.value);
             value = match statistic.kind {
                 StatisticKind::Quantile(_) | StatisticKind::Max => printer.expr(&measured, &mut before).text(),
-                _ => wide(&mut printer, &measured, &mut before),
+                _ => {
+                    factors = wide_factors(&mut printer, &measured, &mut before);
+                    match &factors {
+                        Some((a, b)) => format!("({a} * {b})"),
+                        None => wide(&mut printer, &measured, &mut before),
+                    }
+                }
             };
             namer = printer.namer;
         }
-        add_statistic(text, n, statistic.kind, before, value);
+        add_statistic(text, n, statistic.kind, before, (value, factors));
     }
     let results = body.program.statistics.iter().enumerate().map(|(n, s)| (s.tensor, format!("stat_{n}")));
     places.values.extend(results);
@@ -169,9 +205,8 @@ fn add_signals(
 
 fn grid(body: &ProducerBody, text: &ProducerText) -> Grid {
     let (per_block, least, most) = match body.step {
-        ProducerStep::Count | ProducerStep::Exponents | ProducerStep::Refine => {
-            (Table::PER_BLOCK, 1, Table::ROWS as u32)
-        }
+        ProducerStep::Count => (Table::PER_BLOCK, 1, text.table.rows() as u32),
+        ProducerStep::Exponents | ProducerStep::Refine => (Table::PER_BLOCK, 1, Table::REFINED_ROWS as u32),
         ProducerStep::Settle => (u32::MAX, text.quantiles.len() as u32, text.quantiles.len() as u32),
         ProducerStep::Whole | ProducerStep::Linear | ProducerStep::Finish => (u32::MAX, 1, 1),
     };
@@ -196,6 +231,7 @@ fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
             _ => table.unroll(),
         },
         missing: if body.step == ProducerStep::Count { "0.0f" } else { "unio_nan()" },
+        columns: Vec::new(),
         table,
         sums: Vec::new(),
         maxima: Vec::new(),
@@ -208,7 +244,13 @@ fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
 }
 
 /// Adds a statistic; sums and maxima share the table of sums, quantiles have columns of counts.
-fn add_statistic(text: &mut ProducerText, n: usize, kind: StatisticKind, before: Vec<Op>, value: String) {
+fn add_statistic(
+    text: &mut ProducerText,
+    n: usize,
+    kind: StatisticKind,
+    before: Vec<Op>,
+    (value, factors): (String, Option<(String, String)>),
+) {
     let result = format!("stat_{n}");
     if let StatisticKind::Quantile(q) = kind {
         let (n_quantile, counts, share) = (text.quantiles.len(), format!("counts_{n}"), format!("{q:?}"));
@@ -227,7 +269,7 @@ fn add_statistic(text: &mut ProducerText, n: usize, kind: StatisticKind, before:
     }
     let total = format!("total_{n}");
     let (finish, place) = (finish(kind, &total), text.sums.len() + text.maxima.len());
-    let sum = SumText { acc: format!("acc_{n}"), before, value, total, result, finish, place };
+    let sum = SumText { acc: format!("acc_{n}"), before, value, factors, total, result, finish, place };
     if kind == StatisticKind::Max { text.maxima.push(sum) } else { text.sums.push(sum) }
 }
 
@@ -243,7 +285,17 @@ fn wide(printer: &mut Printer<'_>, value: &Expr, before: &mut Vec<Op>) -> String
             let (a, b) = (wide(printer, a, before), wide(printer, b, before));
             format!("({a} {sign} {b})")
         }
+        // Converting is slow: what is measured with and without its sign converts once.
+        Expr::Unary(UnaryFn::Abs, x) => format!("unio_abs({})", wide(printer, x, before)),
         value => format!("double({})", printer.expr(value, before).text()),
+    }
+}
+
+/// The same of a product, factor by factor.
+fn wide_factors(printer: &mut Printer<'_>, value: &Expr, before: &mut Vec<Op>) -> Option<(String, String)> {
+    match value {
+        Expr::Binary(BinaryFn::Mul, a, b) => Some((wide(printer, a, before), wide(printer, b, before))),
+        _ => None,
     }
 }
 
@@ -278,10 +330,10 @@ fn arrays(text: &ProducerText) -> (Vec<SharedArray>, u32) {
     let (step, ranks) = (text.step, !text.quantiles.is_empty());
     let has_totals = !(text.sums.is_empty() && text.maxima.is_empty());
     if has_totals && step != Settle || step == ProducerStep::Linear {
-        add("double", "partial", 32 * 8);
+        add("double", "partial", 32 * 8 * text.sums.len().max(text.maxima.len()).max(1));
     }
     if ranks && matches!(step, Count | Settle | Refine | Finish) {
-        add("int", "joined", threads * 4);
+        add("int", "joined", 4 * threads.max(32 * 2 * text.quantiles.len()));
     }
     if ranks && !matches!(step, Count | Exponents) {
         add("int", "counted", (Table::BINS + 32) * 4);
@@ -290,7 +342,7 @@ fn arrays(text: &ProducerText) -> (Vec<SharedArray>, u32) {
     for q in text.quantiles.iter().filter(|_| !matches!(step, Settle | Finish)) {
         add("int", &q.counts, warps * text.bins() * 4);
         if step == Count {
-            add("int", &format!("{}_lists", q.counts), warps * Table::HELD * 4);
+            add("unsigned short", &format!("{}_lists", q.counts), warps * text.table.list() * 2);
         }
     }
     (arrays, offset as u32)
@@ -361,7 +413,7 @@ fn law(body: &ProducerBody) -> Option<Function> {
     Some(Function {
         comment: format!("The law `{}`: moves a slot and its states on by one observation.", body.law),
         signature: format!("void {}(real x, float* slot, float* states)", law_symbol(body)),
-        body: equations.lower(None, namer).ops,
+        body: equations.lower(None, namer).all(),
     })
 }
 

@@ -27,35 +27,18 @@ pub(super) fn lower(kernel: &KernelPlan, body: &UpdateBody, names: &[String], mu
         None => (values(&body.program, &scalars), Vec::new()),
     };
     let equations = Equations { program: &body.program, pointers, scalars, values: BTreeMap::new(), counting };
-    let [turn, first, step] = ["turn", "first", "step"].map(|own| match body.element {
-        Some(_) => namer.unique(own),
-        None => String::new(),
-    });
+    let turns = body.element.map(|_| Turns::new(body.len, kernel.threads, &mut namer));
     let statements = equations.lower(body.element, namer);
-    let threads = kernel.threads;
-    let Some(element) = statements.element else {
-        return element_wise(kernel, Grid::Fixed(1), false, statements.ops, &counters);
+    let (Some(turns), Some(element)) = (turns, &statements.element) else {
+        return element_wise(kernel, Grid::Fixed(1), false, statements.all(), &counters);
     };
-    let (count, grid) = match body.len {
-        Some(len) => (format!("{len}u"), Grid::Fixed((len as u32).div_ceil(threads).min(MOST_BLOCKS))),
-        None => ("unsigned(n)".to_owned(), Grid::Elements { per_block: threads, least: 0, most: MOST_BLOCKS }),
+    let (threads, most) = (kernel.threads, MOST_BLOCKS);
+    let grid = match body.len {
+        Some(len) => Grid::Fixed((len as u32).div_ceil(threads).min(most)),
+        None => Grid::Elements { per_block: threads, least: 0, most },
     };
     let mut all: Vec<Op> = read.into_iter().chain(counters.iter().map(Counter::start)).collect();
-    // Without a sign: the last turn may step beyond the largest `int`.
-    let chunk = threads as usize * TOGETHER;
-    let many = format!("{count} >= gridDim.x * {chunk}u");
-    // Elements that a thread takes together lie as far apart as lets all blocks have some, or side by side where all have many.
-    all.push(Op::Let {
-        ty: "unsigned",
-        name: step.clone(),
-        value: format!("{many} ? {threads} : gridDim.x * {threads}"),
-    });
-    all.push(Op::For {
-        head: format!(
-            "unsigned {first} = blockIdx.x * ({many} ? {chunk} : {threads}) + threadIdx.x; {first} < {count}; {first} += gridDim.x * {chunk}"
-        ),
-        body: together(&statements.loads, statements.ops, [&turn, &first, &step, &element, &count]),
-    });
+    all.extend(turns.ops(&statements, element));
     counters.iter().for_each(|c| all.extend(c.finish(threads)));
     element_wise(kernel, grid, body.len.is_none(), all, &counters)
 }
@@ -74,28 +57,108 @@ pub(super) fn registers(program: &Program, pointers: &[String], namer: &mut Name
     read.unzip()
 }
 
-/// First the reads of several elements, then their equations.
-fn together(loads: &[Load], ops: Vec<Op>, [turn, first, step, element, count]: [&str; 5]) -> Vec<Op> {
-    let place = format!("{first} + {turn} * {step}");
-    let each = |body: Vec<Op>| {
+/// The loop of a thread over its elements, several at a time: first all their reads, then their equations, then their writes.
+/// Where all blocks have many, they are neighbours that one access takes; else they lie as far apart as lets all blocks have some.
+struct Turns {
+    threads: u32,
+    /// How many elements there are.
+    count: String,
+    /// Whether the text fixes that, so that there are few.
+    fixed: bool,
+    many: String,
+    whole: String,
+    lead: String,
+    step: String,
+    first: String,
+    turn: String,
+    place: String,
+}
+
+impl Turns {
+    fn new(len: Option<usize>, threads: u32, namer: &mut Namer) -> Self {
+        let [many, whole, lead, step, first, turn, place] =
+            ["many", "whole", "lead", "step", "first", "turn", "place"].map(|own| namer.unique(own));
+        let count = len.map_or("unsigned(n)".to_owned(), |len| format!("{len}u"));
+        Self { threads, count, fixed: len.is_some(), many, whole, lead, step, first, turn, place }
+    }
+
+    fn ops(&self, statements: &Statements, element: &str) -> Vec<Op> {
+        let Self { threads, count, many, lead, step, first, .. } = self;
+        let stride = format!("{first} += gridDim.x * {}", *threads as usize * TOGETHER);
+        // Without a sign: the last turn may step beyond the largest `int`.
+        let unsigned = |name: &String, value| Op::Let { ty: "unsigned", name: name.clone(), value };
+        let body = self.turn(statements, element);
+        if self.fixed {
+            let start = format!("unsigned {first} = blockIdx.x * {threads} + threadIdx.x");
+            let step = unsigned(step, format!("gridDim.x * {threads}"));
+            return vec![step, Op::For { head: format!("{start}; {first} < {count}; {stride}"), body }];
+        }
+        let start = format!("unsigned {first} = (blockIdx.x * {threads} + threadIdx.x) * ({many} ? {TOGETHER} : 1)");
+        vec![
+            Op::Let { ty: "bool", name: many.clone(), value: self.takes_neighbours(statements) },
+            unsigned(lead, format!("{many} ? unio_lead({}) : 0", statements.pointers().next().unwrap_or("0"))),
+            unsigned(step, format!("{many} ? 1 : gridDim.x * {threads}")),
+            Op::For { head: format!("{start}; {first} < {count} + {lead}; {stride}"), body },
+        ]
+    }
+
+    /// All must begin alike, so that what is a neighbour in one is it in all.
+    fn takes_neighbours(&self, statements: &Statements) -> String {
+        let pointers: Vec<&str> = statements.pointers().collect();
+        let alike = pointers.iter().skip(1).map(|p| format!(" && unio_lead({p}) == unio_lead({})", pointers[0]));
+        let chunk = self.threads as usize * TOGETHER;
+        format!("{} >= gridDim.x * {chunk}u{}", self.count, alike.collect::<String>())
+    }
+
+    fn turn(&self, statements: &Statements, element: &str) -> Vec<Op> {
+        let Self { count, many, whole, lead, first, turn, .. } = self;
+        let at_turn = |array: &str| format!("{array}[{turn}]");
+        let read = |l: &Load| Op::Set { place: at_turn(&l.array), value: l.pointer.element(element) };
+        let read4 = |l: &Load| Op::Do(format!("unio_load4({}, {} + ({first} - {lead}))", l.array, l.pointer.name));
+        let take = |l: &Load| Op::Let { ty: l.ty, name: l.register.clone(), value: at_turn(&l.array) };
+        let keep = |s: &Store| Op::Set { place: at_turn(&s.array), value: s.register.clone() };
+        let write = |s: &Store| Op::Set { place: s.pointer.element(element), value: at_turn(&s.array) };
+        let write4 = |s: &Store| Op::Do(format!("unio_store4({} + ({first} - {lead}), {})", s.pointer.name, s.array));
+        let (loads, stores) = (&statements.loads, &statements.stores);
+        let ops = statements.ops.iter().cloned();
+        let mut all = statements.arrays();
+        if !self.fixed {
+            let inside = format!("{many} && {first} >= {lead} && {first} - {lead} + {TOGETHER} <= {count}");
+            all.push(Op::Let { ty: "bool", name: whole.clone(), value: inside });
+        }
+        all.extend(self.either(loads.iter().map(read4).collect(), loads.iter().map(read).collect(), element));
+        all.push(self.each(loads.iter().map(take).chain(ops).chain(stores.iter().map(keep)).collect(), element));
+        all.extend(self.either(stores.iter().map(write4).collect(), stores.iter().map(write).collect(), element));
+        all
+    }
+
+    /// What is done at once where all neighbours are there, or to each that is.
+    fn either(&self, at_once: Vec<Op>, each: Vec<Op>, element: &str) -> Option<Op> {
+        match (each.is_empty(), self.fixed) {
+            (true, _) => None,
+            (false, true) => Some(self.each(each, element)),
+            (false, false) => {
+                Some(Op::If { condition: self.whole.clone(), body: at_once, otherwise: vec![self.each(each, element)] })
+            }
+        }
+    }
+
+    fn each(&self, body: Vec<Op>, element: &str) -> Op {
+        let Self { count, lead, step, first, turn, place, .. } = self;
+        // What lies in front of the first wraps, and is beyond the last too.
+        let value =
+            format!("{first} + {turn} * {step}{}", if self.fixed { String::new() } else { format!(" - {lead}") });
         let index = Op::Let { ty: "int", name: element.to_owned(), value: format!("int({place})") };
         let body = std::iter::once(index).chain(body).collect();
-        let guarded = Op::If { condition: format!("{place} < {count}"), body, otherwise: Vec::new() };
         Op::Unrolled {
             head: format!("int {turn} = 0; {turn} < {TOGETHER}; ++{turn}"),
             times: None,
-            body: vec![guarded],
+            body: vec![
+                Op::Let { ty: "unsigned", name: place.clone(), value },
+                Op::If { condition: format!("{place} < {count}"), body, otherwise: Vec::new() },
+            ],
         }
-    };
-    let at_turn = |l: &Load| format!("{}[{turn}]", l.array);
-    let read = |l: &Load| Op::Set { place: at_turn(l), value: l.place.clone() };
-    let take = |l: &Load| Op::Let { ty: l.ty, name: l.register.clone(), value: at_turn(l) };
-    let mut all: Vec<Op> = loads.iter().map(|l| Op::Do(format!("{} {}[{TOGETHER}]", l.ty, l.array))).collect();
-    if !loads.is_empty() {
-        all.push(each(loads.iter().map(read).collect()));
     }
-    all.push(each(loads.iter().map(take).chain(ops).collect()));
-    all
 }
 
 fn element_wise(kernel: &KernelPlan, grid: Grid, counted: bool, ops: Vec<Op>, counters: &[Counter]) -> Lowered {
@@ -152,7 +215,7 @@ impl Counter {
 }
 
 /// A pointer, and the element at which a tensor begins.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Pointer {
     pub(super) name: String,
     pub(super) first: usize,
@@ -172,8 +235,10 @@ impl Pointer {
 pub(super) struct Statements {
     /// Old values of the element.
     loads: Vec<Load>,
-    /// Everything else, in order.
-    pub(super) ops: Vec<Op>,
+    /// Everything between, in order.
+    ops: Vec<Op>,
+    /// New values.
+    stores: Vec<Store>,
     /// Name of the element's index, if there is one.
     element: Option<String>,
 }
@@ -181,10 +246,42 @@ pub(super) struct Statements {
 /// A value that is read before the equations that take it.
 struct Load {
     ty: &'static str,
-    place: String,
+    pointer: Pointer,
     /// Where it waits, with those of other elements.
     array: String,
     register: String,
+}
+
+/// A value that is written after all equations.
+struct Store {
+    ty: &'static str,
+    pointer: Pointer,
+    index: String,
+    /// Where it waits; the array of what it takes the place of, if that was read.
+    array: String,
+    register: String,
+}
+
+impl Statements {
+    /// In order, where there is one element.
+    pub(super) fn all(self) -> Vec<Op> {
+        let store = |s: Store| Op::Set { place: s.pointer.element(&s.index), value: s.register };
+        self.ops.into_iter().chain(self.stores.into_iter().map(store)).collect()
+    }
+
+    /// What is read or written element by element.
+    fn pointers(&self) -> impl Iterator<Item = &str> {
+        let read = self.loads.iter().map(|l| l.pointer.name.as_str());
+        let taken = |s: &&Store| self.loads.iter().any(|l| l.array == s.array);
+        read.chain(self.stores.iter().filter(move |s| !taken(s)).map(|s| s.pointer.name.as_str()))
+    }
+
+    fn arrays(&self) -> Vec<Op> {
+        let taken = |s: &&Store| self.loads.iter().any(|l| l.array == s.array);
+        let read = self.loads.iter().map(|l| (l.ty, &l.array));
+        let arrays = read.chain(self.stores.iter().filter(|s| !taken(s)).map(|s| (s.ty, &s.array)));
+        arrays.map(|(ty, array)| Op::Do(format!("{ty} {array}[{TOGETHER}]"))).collect()
+    }
 }
 
 /// Equations with an old value and a `next` for each state.
@@ -231,7 +328,7 @@ impl Equations<'_> {
             vars.insert(var, name.clone());
         }
         let mut ops = self.load_scalars(element.is_none(), &mut namer);
-        let loads = name.as_deref().map_or_else(Vec::new, |element| self.loads(element, &mut namer));
+        let loads = if element.is_some() { self.loads(&mut namer) } else { Vec::new() };
         let mut stores = Vec::new();
         for (assign, _) in self.program.assigns() {
             let tensor = &self.program.tensors[assign.tensor];
@@ -249,14 +346,24 @@ impl Equations<'_> {
             };
             let register = namer.unique(&base);
             ops.push(Op::Let { ty: register_type(tensor.elem), name: register.clone(), value });
-            if let Some(pointer) = self.pointers.get(&assign.tensor) {
+            if let Some(pointer) = self.pointers.get(&assign.tensor).cloned() {
                 let index: Vec<String> = assign.index.iter().filter_map(|v| vars.get(v).cloned()).collect();
-                stores.push(Op::Set { place: pointer.element(&flat(&tensor.shape, &index)), value: register.clone() });
+                let index = flat(&tensor.shape, &index);
+                let read = loads.iter().find(|l| l.pointer == pointer).map(|l| l.array.clone());
+                let array = read.unwrap_or_else(|| {
+                    if element.is_some() { namer.unique(&format!("{register}_s")) } else { String::new() }
+                });
+                stores.push(Store {
+                    ty: register_type(tensor.elem),
+                    pointer,
+                    index,
+                    array,
+                    register: register.clone(),
+                });
             }
             self.values.insert(assign.tensor, register);
         }
-        ops.extend(stores);
-        Statements { loads, ops, element: name }
+        Statements { loads, ops, stores, element: name }
     }
 
     /// Old values that no element has of its own.
@@ -266,11 +373,11 @@ impl Equations<'_> {
         found.into_iter().map(load).collect()
     }
 
-    fn loads(&mut self, element: &str, namer: &mut Namer) -> Vec<Load> {
+    fn loads(&mut self, namer: &mut Namer) -> Vec<Load> {
         let found = self.register(|shape| shape.len() == 1, namer);
         let load = |(ty, register, pointer): (_, String, Pointer)| {
             let array = namer.unique(&format!("{register}s"));
-            Load { ty, place: pointer.element(element), array, register }
+            Load { ty, pointer, array, register }
         };
         found.into_iter().map(load).collect()
     }

@@ -280,24 +280,38 @@ pub struct Table {
 }
 
 impl Table {
-    /// Most rows of one part: the most blocks of its launch. The prelude's `UNIO_ROWS` says the same.
+    /// Rows that a part has room for. The prelude's `UNIO_ROWS` says the same.
     pub const ROWS: usize = 512;
+
+    /// Most blocks of the launch that fills a part's rows: what fills a large card, fewer where each has much to join.
+    pub fn rows(&self) -> usize {
+        if self.holds_much() { Self::ROWS / 2 } else { Self::ROWS }
+    }
+
+    fn holds_much(&self) -> bool {
+        self.quantiles > 1 || self.sums > 8
+    }
+
+    /// The same where a rank is looked for anew: each block joins the rows of all. The prelude's `UNIO_REFINED_ROWS` says the same.
+    pub const REFINED_ROWS: usize = 128;
     /// Elements that a thread reads before it counts them.
     pub const UNROLL: usize = 8;
 
     /// The same where many elements are read: fewer if each is much to keep, so that a card has room for several blocks.
     pub fn unroll(&self) -> usize {
-        if self.quantiles > 1 || self.sums > 8 { Self::UNROLL / 2 } else { Self::UNROLL }
+        if self.holds_much() { Self::UNROLL / 2 } else { Self::UNROLL }
     }
 
     /// Elements of a part for each block of its launch. The prelude's `UNIO_ROW_ELEMENTS` says the same.
-    pub const PER_BLOCK: u32 = 512;
+    pub const PER_BLOCK: u32 = 1024;
     /// Bins of a level of the quantile search: the float's exponent, then the top bits of its mantissa. One a thread.
     pub const BINS: usize = 256;
     /// Bins of both levels about the last answer that the first read counts. The prelude's `UNIO_WINDOW` says the same.
-    pub const WINDOW: usize = 64;
-    /// Places of a warp's list of values that wait to be counted. The prelude's `UNIO_HELD` says the same.
-    pub const HELD: usize = 64;
+    pub const WINDOW: usize = 128;
+    /// Places of a warp's list of values that wait to be counted: fewer than one a lane, and those of one turn.
+    pub fn list(&self) -> usize {
+        32 + 32 * self.unroll()
+    }
     /// Integers in front of a row: elements of the part, rows in the part, and two for alignment.
     pub const HEAD: usize = 4;
 

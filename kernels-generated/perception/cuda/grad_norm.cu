@@ -44,10 +44,12 @@ UNIO_KERNEL(512) perception_grad_norm(
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
-            acc_0 = acc_0 + (there ? (double(g[e]) * double(g[e])) : 0.0);
+            acc_0 = there ? unio_fma(double(g[e]), double(g[e]), acc_0) : acc_0;
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
+    double summed[] = {acc_0};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(unio_sqrt(total_0));

@@ -13,18 +13,29 @@ UNIO_KERNEL(512) perception_pick_batch(
 ) {
     const int prev_cursor_ = prev_cursor[0];
     const int prev_rows_ = prev_rows[0];
-    const unsigned step = 32u >= gridDim.x * 2048u ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (32u >= gridDim.x * 2048u ? 2048 : 512) + threadIdx.x; first < 32u; first += gridDim.x * 2048) {
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * 512 + threadIdx.x; first < 32u; first += gridDim.x * 2048) {
+        int row__s[4];
+        real weight__s[4];
         UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
-            if (first + turn * step < 32u) {
-                const int b = int(first + turn * step);
+            const unsigned place = first + turn * step;
+            if (place < 32u) {
+                const int b = int(place);
                 const int at_ = prev_cursor_ + b;
                 const bool live_ = at_ < prev_rows_;
                 const int count_ = min(32, prev_rows_ - prev_cursor_);
                 const int row_ = order[unio_row(live_ ? at_ : 0, order_rows_)];
                 const real weight_ = live_ ? real(32) / real(count_) : real(0);
-                row[b] = row_;
-                weight[b] = weight_;
+                row__s[turn] = row_;
+                weight__s[turn] = weight_;
+            }
+        }
+        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+            const unsigned place = first + turn * step;
+            if (place < 32u) {
+                const int b = int(place);
+                row[b] = row__s[turn];
+                weight[b] = weight__s[turn];
             }
         }
     }

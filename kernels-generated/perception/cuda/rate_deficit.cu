@@ -49,7 +49,9 @@ UNIO_KERNEL(512) perception_rate_deficit(
             acc_0 = acc_0 + (there ? double(real(engaged[e])) : 0.0);
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
+    double summed[] = {acc_0};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0);

@@ -58,7 +58,7 @@ UNIO_KERNEL(512) perception_trunk_state(
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
-            acc_1 = acc_1 + (there ? (double(h[e]) * double(h[e])) : 0.0);
+            acc_1 = there ? unio_fma(double(h[e]), double(h[e]), acc_1) : acc_1;
             counts_0_value[k] = there ? unio_abs(h[e]) : unio_nan();
         }
         // Quantiles count the exponents of finite values.
@@ -68,7 +68,9 @@ UNIO_KERNEL(512) perception_trunk_state(
             }
         }
     }
-    const double total_1 = unio_block_sum(acc_1, partial);
+    double summed[] = {acc_1};
+    unio_block_sums(summed, partial);
+    const double total_1 = summed[0];
 
     // stat_0: the exponent that holds the rank, then the top mantissa bits under that exponent.
     __syncthreads();

@@ -73,40 +73,42 @@ UNIO_KERNEL(512) perception_vsn_mask(
             for (int k2 = 0; k2 < 8; ++k2) {
                 acc = acc + mask[e * 48 + k2 * 6 + unio_row(0, 6)];
             }
-            acc_0 = acc_0 + (there ? (double(acc) * double(real(0.125))) : 0.0);
+            acc_0 = there ? unio_fma(double(acc), double(real(0.125)), acc_0) : acc_0;
             real acc2 = real(0);
             for (int k2 = 0; k2 < 8; ++k2) {
                 acc2 = acc2 + mask[e * 48 + k2 * 6 + unio_row(1, 6)];
             }
-            acc_1 = acc_1 + (there ? (double(acc2) * double(real(0.125))) : 0.0);
+            acc_1 = there ? unio_fma(double(acc2), double(real(0.125)), acc_1) : acc_1;
             real acc3 = real(0);
             for (int k2 = 0; k2 < 8; ++k2) {
                 acc3 = acc3 + mask[e * 48 + k2 * 6 + unio_row(2, 6)];
             }
-            acc_2 = acc_2 + (there ? (double(acc3) * double(real(0.125))) : 0.0);
+            acc_2 = there ? unio_fma(double(acc3), double(real(0.125)), acc_2) : acc_2;
             real acc4 = real(0);
             for (int k2 = 0; k2 < 8; ++k2) {
                 acc4 = acc4 + mask[e * 48 + k2 * 6 + unio_row(3, 6)];
             }
-            acc_3 = acc_3 + (there ? (double(acc4) * double(real(0.125))) : 0.0);
+            acc_3 = there ? unio_fma(double(acc4), double(real(0.125)), acc_3) : acc_3;
             real acc5 = real(0);
             for (int k2 = 0; k2 < 8; ++k2) {
                 acc5 = acc5 + mask[e * 48 + k2 * 6 + unio_row(4, 6)];
             }
-            acc_4 = acc_4 + (there ? (double(acc5) * double(real(0.125))) : 0.0);
+            acc_4 = there ? unio_fma(double(acc5), double(real(0.125)), acc_4) : acc_4;
             real acc6 = real(0);
             for (int k2 = 0; k2 < 8; ++k2) {
                 acc6 = acc6 + mask[e * 48 + k2 * 6 + unio_row(5, 6)];
             }
-            acc_5 = acc_5 + (there ? (double(acc6) * double(real(0.125))) : 0.0);
+            acc_5 = there ? unio_fma(double(acc6), double(real(0.125)), acc_5) : acc_5;
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
-    const double total_3 = unio_block_sum(acc_3, partial);
-    const double total_4 = unio_block_sum(acc_4, partial);
-    const double total_5 = unio_block_sum(acc_5, partial);
+    double summed[] = {acc_0, acc_1, acc_2, acc_3, acc_4, acc_5};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
+    const double total_3 = summed[3];
+    const double total_4 = summed[4];
+    const double total_5 = summed[5];
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 192 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

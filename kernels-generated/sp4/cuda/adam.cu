@@ -26,24 +26,36 @@ UNIO_KERNEL(512) sp4_adam(
     const real prev_wd_rate_ = real(prev_wd_rate[0]);
     const real prev_effective_bound_ = real(prev_effective_bound[0]);
     int clamp_engage_count_ = 0;
-    const unsigned step = unsigned(n) >= gridDim.x * 2048u ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (unsigned(n) >= gridDim.x * 2048u ? 2048 : 512) + threadIdx.x; first < unsigned(n); first += gridDim.x * 2048) {
+    const bool many = unsigned(n) >= gridDim.x * 2048u && unio_lead(v) == unio_lead(m) && unio_lead(w) == unio_lead(m) && unio_lead(g) == unio_lead(m);
+    const unsigned lead = many ? unio_lead(m) : 0;
+    const unsigned step = many ? 1 : gridDim.x * 512;
+    for (unsigned first = (blockIdx.x * 512 + threadIdx.x) * (many ? 4 : 1); first < unsigned(n) + lead; first += gridDim.x * 2048) {
         real m_s[4];
         real v_s[4];
         real w_s[4];
         real g_s[4];
-        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
-            if (first + turn * step < unsigned(n)) {
-                const int e = int(first + turn * step);
-                m_s[turn] = m[e];
-                v_s[turn] = v[e];
-                w_s[turn] = w[e];
-                g_s[turn] = g[e];
+        const bool whole = many && first >= lead && first - lead + 4 <= unsigned(n);
+        if (whole) {
+            unio_load4(m_s, m + (first - lead));
+            unio_load4(v_s, v + (first - lead));
+            unio_load4(w_s, w + (first - lead));
+            unio_load4(g_s, g + (first - lead));
+        } else {
+            UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+                const unsigned place = first + turn * step - lead;
+                if (place < unsigned(n)) {
+                    const int e = int(place);
+                    m_s[turn] = m[e];
+                    v_s[turn] = v[e];
+                    w_s[turn] = w[e];
+                    g_s[turn] = g[e];
+                }
             }
         }
         UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
-            if (first + turn * step < unsigned(n)) {
-                const int e = int(first + turn * step);
+            const unsigned place = first + turn * step - lead;
+            if (place < unsigned(n)) {
+                const int e = int(place);
                 const real m_ = m_s[turn];
                 const real v_ = v_s[turn];
                 const real w_ = w_s[turn];
@@ -60,9 +72,24 @@ UNIO_KERNEL(512) sp4_adam(
                 clamp_engage_count_ = clamp_engage_count_ + ((taken_ && unio_abs(moved_) > bound_) ? 1 : 0);
                 const real next_m = taken_ ? m_new_ : m_;
                 const real next_v = taken_ ? v_new_ : v_;
-                w[e] = next_w;
-                m[e] = next_m;
-                v[e] = next_v;
+                w_s[turn] = next_w;
+                m_s[turn] = next_m;
+                v_s[turn] = next_v;
+            }
+        }
+        if (whole) {
+            unio_store4(w + (first - lead), w_s);
+            unio_store4(m + (first - lead), m_s);
+            unio_store4(v + (first - lead), v_s);
+        } else {
+            UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+                const unsigned place = first + turn * step - lead;
+                if (place < unsigned(n)) {
+                    const int e = int(place);
+                    w[e] = w_s[turn];
+                    m[e] = m_s[turn];
+                    v[e] = v_s[turn];
+                }
             }
         }
     }

@@ -277,16 +277,16 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
 ) {
     UNIO_SHARED(int, joined, 0);
     UNIO_SHARED(int, counts_0, 2048);
-    UNIO_SHARED(int, counts_0_lists, 6144);
-    UNIO_SHARED(int, counts_1, 10240);
-    UNIO_SHARED(int, counts_1_lists, 14336);
-    UNIO_SHARED(int, counts_2, 18432);
-    UNIO_SHARED(int, counts_2_lists, 22528);
-    UNIO_SHARED(int, counts_3, 26624);
-    UNIO_SHARED(int, counts_3_lists, 30720);
+    UNIO_SHARED(unsigned short, counts_0_lists, 10240);
+    UNIO_SHARED(int, counts_1, 15360);
+    UNIO_SHARED(unsigned short, counts_1_lists, 23552);
+    UNIO_SHARED(int, counts_2, 28672);
+    UNIO_SHARED(unsigned short, counts_2_lists, 36864);
+    UNIO_SHARED(int, counts_3, 41984);
+    UNIO_SHARED(unsigned short, counts_3_lists, 50176);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    for (int bin = threadIdx.x; bin < 1024; bin += 512) {
+    for (int bin = threadIdx.x; bin < 2048; bin += 512) {
         counts_0[bin] = 0;
         counts_1[bin] = 0;
         counts_2[bin] = 0;
@@ -295,94 +295,90 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
     __syncthreads();
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_0_window = unio_window(brackets_[0]);
-    int* const counts_0_list = counts_0_lists + warp * UNIO_HELD;
+    unsigned short* const counts_0_list = counts_0_lists + warp * 160;
     int counts_0_held = 0;
     int counts_0_beyond = 0;
     int counts_0_not_finite = 0;
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_1_window = unio_window(brackets_[8]);
-    int* const counts_1_list = counts_1_lists + warp * UNIO_HELD;
+    unsigned short* const counts_1_list = counts_1_lists + warp * 160;
     int counts_1_held = 0;
     int counts_1_beyond = 0;
     int counts_1_not_finite = 0;
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_2_window = unio_window(brackets_[16]);
-    int* const counts_2_list = counts_2_lists + warp * UNIO_HELD;
+    unsigned short* const counts_2_list = counts_2_lists + warp * 160;
     int counts_2_held = 0;
     int counts_2_beyond = 0;
     int counts_2_not_finite = 0;
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_3_window = unio_window(brackets_[24]);
-    int* const counts_3_list = counts_3_lists + warp * UNIO_HELD;
+    unsigned short* const counts_3_list = counts_3_lists + warp * 160;
     int counts_3_held = 0;
     int counts_3_beyond = 0;
     int counts_3_not_finite = 0;
-    // One read of the buffers serves every statistic, 4 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
-    const bool many = unsigned(n) >= gridDim.x * 2048;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n); first += gridDim.x * 2048) {
+    // A turn is 4 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
+    const bool many = unsigned(n) >= gridDim.x * 2048 && unio_lead(z1) == unio_lead(z0) && unio_lead(z2) == unio_lead(z0) && unio_lead(z3) == unio_lead(z0);
+    const unsigned lead = many ? unio_lead(z0) : 0;
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n) + lead; first += gridDim.x * 2048) {
+        real z0_s[4];
+        real z1_s[4];
+        real z2_s[4];
+        real z3_s[4];
         float counts_0_value[4];
         float counts_1_value[4];
         float counts_2_value[4];
         float counts_3_value[4];
+        const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
         // Where all are there, no read hangs on a condition.
-        if (first + 3 * step + 512 <= unsigned(n)) {
+        const bool whole = many && first >= lead && first - lead + 2048 <= unsigned(n);
+        if (whole) {
+            unio_load4(z0_s + 0, z0 + own);
+            unio_load4(z1_s + 0, z1 + own);
+            unio_load4(z2_s + 0, z2 + own);
+            unio_load4(z3_s + 0, z3 + own);
             UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-                const int e = int(first + k * step + threadIdx.x);
-                counts_0_value[k] = unio_abs(z0[e]);
-                counts_1_value[k] = unio_abs(z1[e]);
-                counts_2_value[k] = unio_abs(z2[e]);
-                counts_3_value[k] = unio_abs(z3[e]);
+                const int e = int(own + k);
+                counts_0_value[k] = unio_abs(z0_s[k]);
+                counts_1_value[k] = unio_abs(z1_s[k]);
+                counts_2_value[k] = unio_abs(z2_s[k]);
+                counts_3_value[k] = unio_abs(z3_s[k]);
             }
         } else {
             UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-                const unsigned place = first + k * step + threadIdx.x;
+                const unsigned place = own + (many ? k : k * step);
                 const bool there = place < unsigned(n);
                 const int e = there ? int(place) : n - 1;
-                counts_0_value[k] = there ? unio_abs(z0[e]) : 0.0f;
-                counts_1_value[k] = there ? unio_abs(z1[e]) : 0.0f;
-                counts_2_value[k] = there ? unio_abs(z2[e]) : 0.0f;
-                counts_3_value[k] = there ? unio_abs(z3[e]) : 0.0f;
+                z0_s[k] = z0[e];
+                z1_s[k] = z1[e];
+                z2_s[k] = z2[e];
+                z3_s[k] = z3[e];
+                counts_0_value[k] = there ? unio_abs(z0_s[k]) : 0.0f;
+                counts_1_value[k] = there ? unio_abs(z1_s[k]) : 0.0f;
+                counts_2_value[k] = there ? unio_abs(z2_s[k]) : 0.0f;
+                counts_3_value[k] = there ? unio_abs(z3_s[k]) : 0.0f;
             }
         }
-        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-            const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
-            const unsigned counts_0_takers = __ballot_sync(UNIO_WARP, counts_0_bin >= 0);
-            if (counts_0_takers != 0u) {
-                counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_bin, counts_0_takers, lane);
-            }
-            if (counts_0_held >= 32) {
-                counts_0_held = unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
-                    &counts_0_beyond, &counts_0_not_finite);
-            }
-            const int counts_1_bin = unio_key(counts_1_value[k]) - counts_1_window;
-            const unsigned counts_1_takers = __ballot_sync(UNIO_WARP, counts_1_bin >= 0);
-            if (counts_1_takers != 0u) {
-                counts_1_held = unio_hold(counts_1_list, counts_1_held, counts_1_bin, counts_1_takers, lane);
-            }
-            if (counts_1_held >= 32) {
-                counts_1_held = unio_tally(counts_1 + warp * UNIO_WINDOW, counts_1_list, counts_1_held, counts_1_window, lane,
-                    &counts_1_beyond, &counts_1_not_finite);
-            }
-            const int counts_2_bin = unio_key(counts_2_value[k]) - counts_2_window;
-            const unsigned counts_2_takers = __ballot_sync(UNIO_WARP, counts_2_bin >= 0);
-            if (counts_2_takers != 0u) {
-                counts_2_held = unio_hold(counts_2_list, counts_2_held, counts_2_bin, counts_2_takers, lane);
-            }
-            if (counts_2_held >= 32) {
-                counts_2_held = unio_tally(counts_2 + warp * UNIO_WINDOW, counts_2_list, counts_2_held, counts_2_window, lane,
-                    &counts_2_beyond, &counts_2_not_finite);
-            }
-            const int counts_3_bin = unio_key(counts_3_value[k]) - counts_3_window;
-            const unsigned counts_3_takers = __ballot_sync(UNIO_WARP, counts_3_bin >= 0);
-            if (counts_3_takers != 0u) {
-                counts_3_held = unio_hold(counts_3_list, counts_3_held, counts_3_bin, counts_3_takers, lane);
-            }
-            if (counts_3_held >= 32) {
-                counts_3_held = unio_tally(counts_3 + warp * UNIO_WINDOW, counts_3_list, counts_3_held, counts_3_window, lane,
-                    &counts_3_beyond, &counts_3_not_finite);
-            }
+        counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_value, counts_0_window, lane);
+        while (counts_0_held >= 32) {
+            counts_0_held = unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
+                &counts_0_beyond, &counts_0_not_finite);
+        }
+        counts_1_held = unio_hold(counts_1_list, counts_1_held, counts_1_value, counts_1_window, lane);
+        while (counts_1_held >= 32) {
+            counts_1_held = unio_tally(counts_1 + warp * UNIO_WINDOW, counts_1_list, counts_1_held, counts_1_window, lane,
+                &counts_1_beyond, &counts_1_not_finite);
+        }
+        counts_2_held = unio_hold(counts_2_list, counts_2_held, counts_2_value, counts_2_window, lane);
+        while (counts_2_held >= 32) {
+            counts_2_held = unio_tally(counts_2 + warp * UNIO_WINDOW, counts_2_list, counts_2_held, counts_2_window, lane,
+                &counts_2_beyond, &counts_2_not_finite);
+        }
+        counts_3_held = unio_hold(counts_3_list, counts_3_held, counts_3_value, counts_3_window, lane);
+        while (counts_3_held >= 32) {
+            counts_3_held = unio_tally(counts_3 + warp * UNIO_WINDOW, counts_3_list, counts_3_held, counts_3_window, lane,
+                &counts_3_beyond, &counts_3_not_finite);
         }
     }
     unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
@@ -395,33 +391,21 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
         &counts_3_beyond, &counts_3_not_finite);
 
     // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
-    int* const row = rows_ + size_t(blockIdx.x) * 268;
-    __syncthreads();
-    const int counts_0_not_finite_total = unio_block_sum(counts_0_not_finite, joined);
-    const int counts_0_beyond_total = unio_block_sum(counts_0_beyond, joined);
-    const int counts_1_not_finite_total = unio_block_sum(counts_1_not_finite, joined);
-    const int counts_1_beyond_total = unio_block_sum(counts_1_beyond, joined);
-    const int counts_2_not_finite_total = unio_block_sum(counts_2_not_finite, joined);
-    const int counts_2_beyond_total = unio_block_sum(counts_2_beyond, joined);
-    const int counts_3_not_finite_total = unio_block_sum(counts_3_not_finite, joined);
-    const int counts_3_beyond_total = unio_block_sum(counts_3_beyond, joined);
+    int* const row = rows_ + size_t(blockIdx.x) * 524;
+    int outside[] = {counts_0_not_finite, counts_0_beyond - counts_0_not_finite, counts_1_not_finite, counts_1_beyond - counts_1_not_finite, counts_2_not_finite, counts_2_beyond - counts_2_not_finite, counts_3_not_finite, counts_3_beyond - counts_3_not_finite};
+    unio_block_sums(outside, joined);
     if (threadIdx.x == 0) {
         row[0] = n;
         row[1] = gridDim.x;
-        row[4] = counts_0_not_finite_total;
-        row[5] = counts_0_beyond_total - counts_0_not_finite_total;
-        row[6] = counts_1_not_finite_total;
-        row[7] = counts_1_beyond_total - counts_1_not_finite_total;
-        row[8] = counts_2_not_finite_total;
-        row[9] = counts_2_beyond_total - counts_2_not_finite_total;
-        row[10] = counts_3_not_finite_total;
-        row[11] = counts_3_beyond_total - counts_3_not_finite_total;
+    }
+    if (threadIdx.x == 0) {
+        UNIO_UNROLL() for (int k = 0; k < 8; ++k) row[4 + k] = outside[k];
     }
     if (threadIdx.x < UNIO_WINDOW) {
         row[12 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_0);
-        row[76 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_1);
-        row[140 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_2);
-        row[204 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_3);
+        row[140 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_1);
+        row[268 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_2);
+        row[396 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_3);
     }
 }
 
@@ -437,17 +421,19 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     UNIO_SHARED(int, counted, 4096);
     UNIO_SHARED(int, found, 5248);
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    const int known = unio_rows_of(n);
+    const int known = unio_rows_of<256>(n);
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        const int not_finite_first = unio_count_of_row(rows_, 268, 4, known);
-        const int beyond_first = unio_count_of_row(rows_, 268, 5, known);
+        const int not_finite_first = unio_count_of_row(rows_, 524, 4, known);
+        const int beyond_first = unio_count_of_row(rows_, 524, 5, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 12, parts, known, joined), counted);
-        const int not_finite = unio_count_rows(not_finite_first, rows_, 268, 4, parts, known);
-        const int finite = n - unio_block_sum(not_finite, joined);
-        const int beyond =
-            unio_block_sum(unio_count_rows(beyond_first, rows_, 268, 5, parts, known), joined);
+            unio_columns<UNIO_WINDOW, UNIO_ROWS>(rows_, 524, rows_, 524, 12, parts, known, joined), counted);
+        int outside[] = {
+            unio_count_rows(not_finite_first, rows_, 524, 4, parts, known),
+            unio_count_rows(beyond_first, rows_, 524, 5, parts, known)};
+        unio_block_sums(outside, joined);
+        const int finite = n - outside[0];
+        const int beyond = outside[1];
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -464,14 +450,16 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     }
     if (blockIdx.x == 1) {
         const int window = unio_window(brackets_[8]);
-        const int not_finite_first = unio_count_of_row(rows_, 268, 6, known);
-        const int beyond_first = unio_count_of_row(rows_, 268, 7, known);
+        const int not_finite_first = unio_count_of_row(rows_, 524, 6, known);
+        const int beyond_first = unio_count_of_row(rows_, 524, 7, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 76, parts, known, joined), counted);
-        const int not_finite = unio_count_rows(not_finite_first, rows_, 268, 6, parts, known);
-        const int finite = n - unio_block_sum(not_finite, joined);
-        const int beyond =
-            unio_block_sum(unio_count_rows(beyond_first, rows_, 268, 7, parts, known), joined);
+            unio_columns<UNIO_WINDOW, UNIO_ROWS>(rows_, 524, rows_, 524, 140, parts, known, joined), counted);
+        int outside[] = {
+            unio_count_rows(not_finite_first, rows_, 524, 6, parts, known),
+            unio_count_rows(beyond_first, rows_, 524, 7, parts, known)};
+        unio_block_sums(outside, joined);
+        const int finite = n - outside[0];
+        const int beyond = outside[1];
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -488,14 +476,16 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     }
     if (blockIdx.x == 2) {
         const int window = unio_window(brackets_[16]);
-        const int not_finite_first = unio_count_of_row(rows_, 268, 8, known);
-        const int beyond_first = unio_count_of_row(rows_, 268, 9, known);
+        const int not_finite_first = unio_count_of_row(rows_, 524, 8, known);
+        const int beyond_first = unio_count_of_row(rows_, 524, 9, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 140, parts, known, joined), counted);
-        const int not_finite = unio_count_rows(not_finite_first, rows_, 268, 8, parts, known);
-        const int finite = n - unio_block_sum(not_finite, joined);
-        const int beyond =
-            unio_block_sum(unio_count_rows(beyond_first, rows_, 268, 9, parts, known), joined);
+            unio_columns<UNIO_WINDOW, UNIO_ROWS>(rows_, 524, rows_, 524, 268, parts, known, joined), counted);
+        int outside[] = {
+            unio_count_rows(not_finite_first, rows_, 524, 8, parts, known),
+            unio_count_rows(beyond_first, rows_, 524, 9, parts, known)};
+        unio_block_sums(outside, joined);
+        const int finite = n - outside[0];
+        const int beyond = outside[1];
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -512,14 +502,16 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     }
     if (blockIdx.x == 3) {
         const int window = unio_window(brackets_[24]);
-        const int not_finite_first = unio_count_of_row(rows_, 268, 10, known);
-        const int beyond_first = unio_count_of_row(rows_, 268, 11, known);
+        const int not_finite_first = unio_count_of_row(rows_, 524, 10, known);
+        const int beyond_first = unio_count_of_row(rows_, 524, 11, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 268, rows_, 268, 204, parts, known, joined), counted);
-        const int not_finite = unio_count_rows(not_finite_first, rows_, 268, 10, parts, known);
-        const int finite = n - unio_block_sum(not_finite, joined);
-        const int beyond =
-            unio_block_sum(unio_count_rows(beyond_first, rows_, 268, 11, parts, known), joined);
+            unio_columns<UNIO_WINDOW, UNIO_ROWS>(rows_, 524, rows_, 524, 396, parts, known, joined), counted);
+        int outside[] = {
+            unio_count_rows(not_finite_first, rows_, 524, 10, parts, known),
+            unio_count_rows(beyond_first, rows_, 524, 11, parts, known)};
+        unio_block_sums(outside, joined);
+        const int finite = n - outside[0];
+        const int beyond = outside[1];
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -552,8 +544,11 @@ UNIO_KERNEL(256) sp4_atom_positions_exponents(
     UNIO_SHARED(int, counts_2, 16384);
     UNIO_SHARED(int, counts_3, 24576);
     // Only where a rank was not in its window: counts by exponent.
-    const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0 && brackets_[25] != 0;
-    if (settled) {
+    const bool stat_0_settled = brackets_[1] != 0;
+    const bool stat_1_settled = brackets_[9] != 0;
+    const bool stat_2_settled = brackets_[17] != 0;
+    const bool stat_3_settled = brackets_[25] != 0;
+    if (stat_0_settled && stat_1_settled && stat_2_settled && stat_3_settled) {
         return;
     }
     const int warp = threadIdx.x / 32;
@@ -582,10 +577,18 @@ UNIO_KERNEL(256) sp4_atom_positions_exponents(
             counts_3_value[k] = there ? unio_abs(z3[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-            unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
-            unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
-            unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, unio_exponent(counts_2_value[k]), lane);
-            unio_count<UNIO_BINS>(counts_3 + warp * UNIO_BINS, unio_exponent(counts_3_value[k]), lane);
+            if (!stat_0_settled) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+            }
+            if (!stat_1_settled) {
+                unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
+            }
+            if (!stat_2_settled) {
+                unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, unio_exponent(counts_2_value[k]), lane);
+            }
+            if (!stat_3_settled) {
+                unio_count<UNIO_BINS>(counts_3 + warp * UNIO_BINS, unio_exponent(counts_3_value[k]), lane);
+            }
         }
     }
     __syncthreads();
@@ -619,8 +622,11 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
     UNIO_SHARED(int, counts_2, 18576);
     UNIO_SHARED(int, counts_3, 26768);
     // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
-    const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0 && brackets_[25] != 0;
-    if (settled) {
+    const bool stat_0_settled = brackets_[1] != 0;
+    const bool stat_1_settled = brackets_[9] != 0;
+    const bool stat_2_settled = brackets_[17] != 0;
+    const bool stat_3_settled = brackets_[25] != 0;
+    if (stat_0_settled && stat_1_settled && stat_2_settled && stat_3_settled) {
         return;
     }
     const int warp = threadIdx.x / 32;
@@ -632,27 +638,43 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
         counts_3[bin] = 0;
     }
     __syncthreads();
-    const int known = unio_rows_of(n);
-    unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 0, parts, known, joined), counted);
-    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
-    const int stat_0_exponent = found[0];
-    __syncthreads();
-    unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 256, parts, known, joined), counted);
-    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[13]), found);
-    const int stat_1_exponent = found[0];
-    __syncthreads();
-    unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 512, parts, known, joined), counted);
-    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[21]), found);
-    const int stat_2_exponent = found[0];
-    __syncthreads();
-    unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 768, parts, known, joined), counted);
-    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[29]), found);
-    const int stat_3_exponent = found[0];
-    __syncthreads();
+    const int known = unio_rows_of<256>(n);
+    // No value has the exponent of what is settled.
+    int stat_0_exponent = -1;
+    if (!stat_0_settled) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 0, parts, known, joined), counted);
+        unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
+        stat_0_exponent = found[0];
+        __syncthreads();
+    }
+    // No value has the exponent of what is settled.
+    int stat_1_exponent = -1;
+    if (!stat_1_settled) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 256, parts, known, joined), counted);
+        unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[13]), found);
+        stat_1_exponent = found[0];
+        __syncthreads();
+    }
+    // No value has the exponent of what is settled.
+    int stat_2_exponent = -1;
+    if (!stat_2_settled) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 512, parts, known, joined), counted);
+        unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[21]), found);
+        stat_2_exponent = found[0];
+        __syncthreads();
+    }
+    // No value has the exponent of what is settled.
+    int stat_3_exponent = -1;
+    if (!stat_3_settled) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 768, parts, known, joined), counted);
+        unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[29]), found);
+        stat_3_exponent = found[0];
+        __syncthreads();
+    }
     const bool many = unsigned(n) >= gridDim.x * 1024;
     const unsigned step = many ? 256 : gridDim.x * 256;
     for (unsigned first = blockIdx.x * (many ? 1024 : 256); first < unsigned(n); first += gridDim.x * 1024) {
@@ -726,22 +748,39 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     UNIO_SHARED(int, joined, 0);
     UNIO_SHARED(int, counted, 2048);
     UNIO_SHARED(int, found, 3200);
-    const int known = unio_rows_of(n);
-
+    const int known = unio_rows_of<256>(n);
+    // On their way before the sums are joined.
+    const int stat_0_settled = brackets_[1];
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
     int stat_0_count = brackets_[4];
     const int stat_0_finite = brackets_[5];
+    const int stat_1_settled = brackets_[9];
+    int stat_1_key = brackets_[10];
+    int stat_1_below = brackets_[11];
+    int stat_1_count = brackets_[12];
+    const int stat_1_finite = brackets_[13];
+    const int stat_2_settled = brackets_[17];
+    int stat_2_key = brackets_[18];
+    int stat_2_below = brackets_[19];
+    int stat_2_count = brackets_[20];
+    const int stat_2_finite = brackets_[21];
+    const int stat_3_settled = brackets_[25];
+    int stat_3_key = brackets_[26];
+    int stat_3_below = brackets_[27];
+    int stat_3_count = brackets_[28];
+    const int stat_3_finite = brackets_[29];
+
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    if (brackets_[1] == 0) {
+    if (stat_0_settled == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 0, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 0, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, refined_, 1024, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
         stat_0_key = exponent << 8 | found[0];
         stat_0_below = lower + found[1];
@@ -751,23 +790,19 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     const float stat_0_value =
         unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
     if (threadIdx.x == 0 && stat_0_finite > 0) {
-        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
+        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW_BELOW);
     }
 
-    int stat_1_key = brackets_[10];
-    int stat_1_below = brackets_[11];
-    int stat_1_count = brackets_[12];
-    const int stat_1_finite = brackets_[13];
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
-    if (brackets_[9] == 0) {
+    if (stat_1_settled == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 256, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 256, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_1_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 256, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, refined_, 1024, 256, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_1_rank - lower, found);
         stat_1_key = exponent << 8 | found[0];
         stat_1_below = lower + found[1];
@@ -777,23 +812,19 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     const float stat_1_value =
         unio_bin_value(stat_1_key >> 8, stat_1_key & 255, stat_1_rank - stat_1_below, stat_1_count);
     if (threadIdx.x == 0 && stat_1_finite > 0) {
-        brackets_[8] = unio_window(stat_1_key - UNIO_WINDOW / 2);
+        brackets_[8] = unio_window(stat_1_key - UNIO_WINDOW_BELOW);
     }
 
-    int stat_2_key = brackets_[18];
-    int stat_2_below = brackets_[19];
-    int stat_2_count = brackets_[20];
-    const int stat_2_finite = brackets_[21];
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
-    if (brackets_[17] == 0) {
+    if (stat_2_settled == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 512, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 512, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_2_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 512, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, refined_, 1024, 512, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_2_rank - lower, found);
         stat_2_key = exponent << 8 | found[0];
         stat_2_below = lower + found[1];
@@ -803,23 +834,19 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     const float stat_2_value =
         unio_bin_value(stat_2_key >> 8, stat_2_key & 255, stat_2_rank - stat_2_below, stat_2_count);
     if (threadIdx.x == 0 && stat_2_finite > 0) {
-        brackets_[16] = unio_window(stat_2_key - UNIO_WINDOW / 2);
+        brackets_[16] = unio_window(stat_2_key - UNIO_WINDOW_BELOW);
     }
 
-    int stat_3_key = brackets_[26];
-    int stat_3_below = brackets_[27];
-    int stat_3_count = brackets_[28];
-    const int stat_3_finite = brackets_[29];
     const int stat_3_rank = unio_rank(0.99, stat_3_finite);
-    if (brackets_[25] == 0) {
+    if (stat_3_settled == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, exponents_, 1024, 768, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 768, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_3_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 268, refined_, 1024, 768, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, refined_, 1024, 768, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_3_rank - lower, found);
         stat_3_key = exponent << 8 | found[0];
         stat_3_below = lower + found[1];
@@ -829,7 +856,7 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     const float stat_3_value =
         unio_bin_value(stat_3_key >> 8, stat_3_key & 255, stat_3_rank - stat_3_below, stat_3_count);
     if (threadIdx.x == 0 && stat_3_finite > 0) {
-        brackets_[24] = unio_window(stat_3_key - UNIO_WINDOW / 2);
+        brackets_[24] = unio_window(stat_3_key - UNIO_WINDOW_BELOW);
     }
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 128 && n > 0) {

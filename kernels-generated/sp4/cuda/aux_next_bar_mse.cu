@@ -47,7 +47,9 @@ UNIO_KERNEL(512) sp4_aux_next_bar_mse(
             acc_0 = unio_max(acc_0, there ? float(l[e]) : -unio_inf());
         }
     }
-    const double total_0 = unio_block_max(acc_0, partial);
+    double largest[] = {acc_0};
+    unio_block_maxima(largest, partial);
+    const double total_0 = largest[0];
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0);

@@ -9,22 +9,42 @@ UNIO_KERNEL(512) sp4_clamp_atoms_2(
     int n
 ) {
     const real now_atom_pos_bound_b2_ = real(now_atom_pos_bound_b2[0]);
-    const unsigned step = unsigned(n) >= gridDim.x * 2048u ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (unsigned(n) >= gridDim.x * 2048u ? 2048 : 512) + threadIdx.x; first < unsigned(n); first += gridDim.x * 2048) {
+    const bool many = unsigned(n) >= gridDim.x * 2048u;
+    const unsigned lead = many ? unio_lead(x) : 0;
+    const unsigned step = many ? 1 : gridDim.x * 512;
+    for (unsigned first = (blockIdx.x * 512 + threadIdx.x) * (many ? 4 : 1); first < unsigned(n) + lead; first += gridDim.x * 2048) {
         real x_s[4];
-        UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
-            if (first + turn * step < unsigned(n)) {
-                const int e = int(first + turn * step);
-                x_s[turn] = x[e];
+        const bool whole = many && first >= lead && first - lead + 4 <= unsigned(n);
+        if (whole) {
+            unio_load4(x_s, x + (first - lead));
+        } else {
+            UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+                const unsigned place = first + turn * step - lead;
+                if (place < unsigned(n)) {
+                    const int e = int(place);
+                    x_s[turn] = x[e];
+                }
             }
         }
         UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
-            if (first + turn * step < unsigned(n)) {
-                const int e = int(first + turn * step);
+            const unsigned place = first + turn * step - lead;
+            if (place < unsigned(n)) {
+                const int e = int(place);
                 const real x_ = x_s[turn];
                 const real bound_ = unio_max(now_atom_pos_bound_b2_, real(1));
                 const real next_x = unio_min(unio_max(x_, -bound_), bound_);
-                x[e] = next_x;
+                x_s[turn] = next_x;
+            }
+        }
+        if (whole) {
+            unio_store4(x + (first - lead), x_s);
+        } else {
+            UNIO_UNROLL() for (int turn = 0; turn < 4; ++turn) {
+                const unsigned place = first + turn * step - lead;
+                if (place < unsigned(n)) {
+                    const int e = int(place);
+                    x[e] = x_s[turn];
+                }
             }
         }
     }

@@ -63,28 +63,30 @@ UNIO_KERNEL(512) sp4_iqn_quantiles(
             for (int a = 0; a < 12; ++a) {
                 acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
             }
-            acc_0 = acc_0 + (there ? (double(acc) * double(real(0.08333333333333333))) : 0.0);
+            acc_0 = there ? unio_fma(double(acc), double(real(0.08333333333333333)), acc_0) : acc_0;
             real acc2 = real(0);
             for (int a = 0; a < 12; ++a) {
                 acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
             }
-            acc_1 = acc_1 + (there ? (double(acc2) * double(real(0.08333333333333333))) : 0.0);
+            acc_1 = there ? unio_fma(double(acc2), double(real(0.08333333333333333)), acc_1) : acc_1;
             real acc3 = real(0);
             for (int a = 0; a < 12; ++a) {
                 acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
             }
-            acc_2 = acc_2 + (there ? (double(acc3) * double(real(0.08333333333333333))) : 0.0);
+            acc_2 = there ? unio_fma(double(acc3), double(real(0.08333333333333333)), acc_2) : acc_2;
             real acc4 = real(0);
             for (int a = 0; a < 12; ++a) {
                 acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
             }
-            acc_3 = acc_3 + (there ? (double(acc4) * double(real(0.08333333333333333))) : 0.0);
+            acc_3 = there ? unio_fma(double(acc4), double(real(0.08333333333333333)), acc_3) : acc_3;
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
-    const double total_3 = unio_block_sum(acc_3, partial);
+    double summed[] = {acc_0, acc_1, acc_2, acc_3};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
+    const double total_3 = summed[3];
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 128 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
@@ -139,72 +141,76 @@ UNIO_KERNEL(512) sp4_iqn_quantiles_count(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
+    // A turn is 8 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
+    const bool many = unsigned(n) >= gridDim.x * 4096;
+    const unsigned lead = 0;
+    const unsigned step = gridDim.x * 512;
     double acc_0 = 0.0;
     double acc_1 = 0.0;
     double acc_2 = 0.0;
     double acc_3 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
-    const bool many = unsigned(n) >= gridDim.x * 4096;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
+        const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
         // Where all are there, no read hangs on a condition.
-        if (first + 7 * step + 512 <= unsigned(n)) {
+        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
+        if (whole) {
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const int e = int(first + k * step + threadIdx.x);
+                const int e = int(own + (k / 4 * 2048 + k % 4));
                 real acc = real(0);
                 for (int a = 0; a < 12; ++a) {
                     acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
                 }
-                acc_0 = acc_0 + (double(acc) * double(real(0.08333333333333333)));
+                acc_0 = unio_fma(double(acc), double(real(0.08333333333333333)), acc_0);
                 real acc2 = real(0);
                 for (int a = 0; a < 12; ++a) {
                     acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
                 }
-                acc_1 = acc_1 + (double(acc2) * double(real(0.08333333333333333)));
+                acc_1 = unio_fma(double(acc2), double(real(0.08333333333333333)), acc_1);
                 real acc3 = real(0);
                 for (int a = 0; a < 12; ++a) {
                     acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
                 }
-                acc_2 = acc_2 + (double(acc3) * double(real(0.08333333333333333)));
+                acc_2 = unio_fma(double(acc3), double(real(0.08333333333333333)), acc_2);
                 real acc4 = real(0);
                 for (int a = 0; a < 12; ++a) {
                     acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
                 }
-                acc_3 = acc_3 + (double(acc4) * double(real(0.08333333333333333)));
+                acc_3 = unio_fma(double(acc4), double(real(0.08333333333333333)), acc_3);
             }
         } else {
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const unsigned place = first + k * step + threadIdx.x;
+                const unsigned place = own + (many ? (k / 4 * 2048 + k % 4) : k * step);
                 const bool there = place < unsigned(n);
                 const int e = there ? int(place) : n - 1;
                 real acc = real(0);
                 for (int a = 0; a < 12; ++a) {
                     acc = acc + q[e * 60 + unio_row(0, 5) * 12 + a];
                 }
-                acc_0 = acc_0 + (there ? (double(acc) * double(real(0.08333333333333333))) : 0.0);
+                acc_0 = there ? unio_fma(double(acc), double(real(0.08333333333333333)), acc_0) : acc_0;
                 real acc2 = real(0);
                 for (int a = 0; a < 12; ++a) {
                     acc2 = acc2 + q[e * 60 + unio_row(1, 5) * 12 + a];
                 }
-                acc_1 = acc_1 + (there ? (double(acc2) * double(real(0.08333333333333333))) : 0.0);
+                acc_1 = there ? unio_fma(double(acc2), double(real(0.08333333333333333)), acc_1) : acc_1;
                 real acc3 = real(0);
                 for (int a = 0; a < 12; ++a) {
                     acc3 = acc3 + q[e * 60 + unio_row(3, 5) * 12 + a];
                 }
-                acc_2 = acc_2 + (there ? (double(acc3) * double(real(0.08333333333333333))) : 0.0);
+                acc_2 = there ? unio_fma(double(acc3), double(real(0.08333333333333333)), acc_2) : acc_2;
                 real acc4 = real(0);
                 for (int a = 0; a < 12; ++a) {
                     acc4 = acc4 + q[e * 60 + unio_row(4, 5) * 12 + a];
                 }
-                acc_3 = acc_3 + (there ? (double(acc4) * double(real(0.08333333333333333))) : 0.0);
+                acc_3 = there ? unio_fma(double(acc4), double(real(0.08333333333333333)), acc_3) : acc_3;
             }
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
-    const double total_3 = unio_block_sum(acc_3, partial);
+    double summed[] = {acc_0, acc_1, acc_2, acc_3};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
+    const double total_3 = summed[3];
 
     // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
@@ -243,19 +249,21 @@ UNIO_KERNEL(512) sp4_iqn_quantiles_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    const int known = unio_rows_of(n);
+    const int known = unio_rows_of<512>(n);
     const double total_0_first = unio_first_row(rows_, 4, sums_, 4, 0, known, 0.0);
     const double total_1_first = unio_first_row(rows_, 4, sums_, 4, 1, known, 0.0);
     const double total_2_first = unio_first_row(rows_, 4, sums_, 4, 2, known, 0.0);
     const double total_3_first = unio_first_row(rows_, 4, sums_, 4, 3, known, 0.0);
-    const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 4, 0, parts, known), partial);
-    const double total_1 = unio_block_sum(
-        unio_sum_rows(total_1_first, rows_, 4, sums_, 4, 1, parts, known), partial);
-    const double total_2 = unio_block_sum(
-        unio_sum_rows(total_2_first, rows_, 4, sums_, 4, 2, parts, known), partial);
-    const double total_3 = unio_block_sum(
-        unio_sum_rows(total_3_first, rows_, 4, sums_, 4, 3, parts, known), partial);
+    const double acc_0 = unio_sum_rows(total_0_first, rows_, 4, sums_, 4, 0, parts, known);
+    const double acc_1 = unio_sum_rows(total_1_first, rows_, 4, sums_, 4, 1, parts, known);
+    const double acc_2 = unio_sum_rows(total_2_first, rows_, 4, sums_, 4, 2, parts, known);
+    const double acc_3 = unio_sum_rows(total_3_first, rows_, 4, sums_, 4, 3, parts, known);
+    double summed[] = {acc_0, acc_1, acc_2, acc_3};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
+    const double total_3 = summed[3];
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 128 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

@@ -197,104 +197,106 @@ UNIO_KERNEL(512) sp4_l1_oracle(
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
-            acc_0 = acc_0 + (there ? (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)])) : 0.0);
-            acc_1 = acc_1 + (there ? (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)])) : 0.0);
-            acc_2 = acc_2 + (there ? (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)])) : 0.0);
-            acc_3 = acc_3 + (there ? (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)])) : 0.0);
-            acc_4 = acc_4 + (there ? (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)])) : 0.0);
-            acc_5 = acc_5 + (there ? (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)])) : 0.0);
-            acc_6 = acc_6 + (there ? (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)])) : 0.0);
-            acc_7 = acc_7 + (there ? (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)])) : 0.0);
-            acc_8 = acc_8 + (there ? (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)])) : 0.0);
-            acc_9 = acc_9 + (there ? (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)])) : 0.0);
-            acc_10 = acc_10 + (there ? (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)])) : 0.0);
-            acc_11 = acc_11 + (there ? (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)])) : 0.0);
-            acc_12 = acc_12 + (there ? (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)])) : 0.0);
-            acc_13 = acc_13 + (there ? (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)])) : 0.0);
-            acc_14 = acc_14 + (there ? (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)])) : 0.0);
-            acc_15 = acc_15 + (there ? (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)])) : 0.0);
-            acc_16 = acc_16 + (there ? (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)])) : 0.0);
-            acc_17 = acc_17 + (there ? (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)])) : 0.0);
-            acc_18 = acc_18 + (there ? (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)])) : 0.0);
-            acc_19 = acc_19 + (there ? (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)])) : 0.0);
-            acc_20 = acc_20 + (there ? (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)])) : 0.0);
-            acc_21 = acc_21 + (there ? (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)])) : 0.0);
-            acc_22 = acc_22 + (there ? (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)])) : 0.0);
-            acc_23 = acc_23 + (there ? (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)])) : 0.0);
-            acc_24 = acc_24 + (there ? (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)])) : 0.0);
-            acc_25 = acc_25 + (there ? (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)])) : 0.0);
-            acc_26 = acc_26 + (there ? (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)])) : 0.0);
-            acc_27 = acc_27 + (there ? (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)])) : 0.0);
-            acc_28 = acc_28 + (there ? (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)])) : 0.0);
-            acc_29 = acc_29 + (there ? (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)])) : 0.0);
-            acc_30 = acc_30 + (there ? (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)])) : 0.0);
-            acc_31 = acc_31 + (there ? (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)])) : 0.0);
-            acc_32 = acc_32 + (there ? (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)])) : 0.0);
-            acc_33 = acc_33 + (there ? (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)])) : 0.0);
-            acc_34 = acc_34 + (there ? (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)])) : 0.0);
-            acc_35 = acc_35 + (there ? (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)])) : 0.0);
-            acc_36 = acc_36 + (there ? (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)])) : 0.0);
-            acc_37 = acc_37 + (there ? (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)])) : 0.0);
-            acc_38 = acc_38 + (there ? (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)])) : 0.0);
-            acc_39 = acc_39 + (there ? (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)])) : 0.0);
-            acc_40 = acc_40 + (there ? (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)])) : 0.0);
-            acc_41 = acc_41 + (there ? (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)])) : 0.0);
-            acc_42 = acc_42 + (there ? (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)])) : 0.0);
-            acc_43 = acc_43 + (there ? (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)])) : 0.0);
-            acc_44 = acc_44 + (there ? (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)])) : 0.0);
-            acc_45 = acc_45 + (there ? (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)])) : 0.0);
-            acc_46 = acc_46 + (there ? (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)])) : 0.0);
-            acc_47 = acc_47 + (there ? (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)])) : 0.0);
+            acc_0 = there ? unio_fma(double(g[e * 48 + unio_row(0, 48)]), double(g[e * 48 + unio_row(0, 48)]), acc_0) : acc_0;
+            acc_1 = there ? unio_fma(double(g[e * 48 + unio_row(1, 48)]), double(g[e * 48 + unio_row(1, 48)]), acc_1) : acc_1;
+            acc_2 = there ? unio_fma(double(g[e * 48 + unio_row(2, 48)]), double(g[e * 48 + unio_row(2, 48)]), acc_2) : acc_2;
+            acc_3 = there ? unio_fma(double(g[e * 48 + unio_row(3, 48)]), double(g[e * 48 + unio_row(3, 48)]), acc_3) : acc_3;
+            acc_4 = there ? unio_fma(double(g[e * 48 + unio_row(4, 48)]), double(g[e * 48 + unio_row(4, 48)]), acc_4) : acc_4;
+            acc_5 = there ? unio_fma(double(g[e * 48 + unio_row(5, 48)]), double(g[e * 48 + unio_row(5, 48)]), acc_5) : acc_5;
+            acc_6 = there ? unio_fma(double(g[e * 48 + unio_row(6, 48)]), double(g[e * 48 + unio_row(6, 48)]), acc_6) : acc_6;
+            acc_7 = there ? unio_fma(double(g[e * 48 + unio_row(7, 48)]), double(g[e * 48 + unio_row(7, 48)]), acc_7) : acc_7;
+            acc_8 = there ? unio_fma(double(g[e * 48 + unio_row(8, 48)]), double(g[e * 48 + unio_row(8, 48)]), acc_8) : acc_8;
+            acc_9 = there ? unio_fma(double(g[e * 48 + unio_row(9, 48)]), double(g[e * 48 + unio_row(9, 48)]), acc_9) : acc_9;
+            acc_10 = there ? unio_fma(double(g[e * 48 + unio_row(10, 48)]), double(g[e * 48 + unio_row(10, 48)]), acc_10) : acc_10;
+            acc_11 = there ? unio_fma(double(g[e * 48 + unio_row(11, 48)]), double(g[e * 48 + unio_row(11, 48)]), acc_11) : acc_11;
+            acc_12 = there ? unio_fma(double(g[e * 48 + unio_row(12, 48)]), double(g[e * 48 + unio_row(12, 48)]), acc_12) : acc_12;
+            acc_13 = there ? unio_fma(double(g[e * 48 + unio_row(13, 48)]), double(g[e * 48 + unio_row(13, 48)]), acc_13) : acc_13;
+            acc_14 = there ? unio_fma(double(g[e * 48 + unio_row(14, 48)]), double(g[e * 48 + unio_row(14, 48)]), acc_14) : acc_14;
+            acc_15 = there ? unio_fma(double(g[e * 48 + unio_row(15, 48)]), double(g[e * 48 + unio_row(15, 48)]), acc_15) : acc_15;
+            acc_16 = there ? unio_fma(double(g[e * 48 + unio_row(16, 48)]), double(g[e * 48 + unio_row(16, 48)]), acc_16) : acc_16;
+            acc_17 = there ? unio_fma(double(g[e * 48 + unio_row(17, 48)]), double(g[e * 48 + unio_row(17, 48)]), acc_17) : acc_17;
+            acc_18 = there ? unio_fma(double(g[e * 48 + unio_row(18, 48)]), double(g[e * 48 + unio_row(18, 48)]), acc_18) : acc_18;
+            acc_19 = there ? unio_fma(double(g[e * 48 + unio_row(19, 48)]), double(g[e * 48 + unio_row(19, 48)]), acc_19) : acc_19;
+            acc_20 = there ? unio_fma(double(g[e * 48 + unio_row(20, 48)]), double(g[e * 48 + unio_row(20, 48)]), acc_20) : acc_20;
+            acc_21 = there ? unio_fma(double(g[e * 48 + unio_row(21, 48)]), double(g[e * 48 + unio_row(21, 48)]), acc_21) : acc_21;
+            acc_22 = there ? unio_fma(double(g[e * 48 + unio_row(22, 48)]), double(g[e * 48 + unio_row(22, 48)]), acc_22) : acc_22;
+            acc_23 = there ? unio_fma(double(g[e * 48 + unio_row(23, 48)]), double(g[e * 48 + unio_row(23, 48)]), acc_23) : acc_23;
+            acc_24 = there ? unio_fma(double(g[e * 48 + unio_row(24, 48)]), double(g[e * 48 + unio_row(24, 48)]), acc_24) : acc_24;
+            acc_25 = there ? unio_fma(double(g[e * 48 + unio_row(25, 48)]), double(g[e * 48 + unio_row(25, 48)]), acc_25) : acc_25;
+            acc_26 = there ? unio_fma(double(g[e * 48 + unio_row(26, 48)]), double(g[e * 48 + unio_row(26, 48)]), acc_26) : acc_26;
+            acc_27 = there ? unio_fma(double(g[e * 48 + unio_row(27, 48)]), double(g[e * 48 + unio_row(27, 48)]), acc_27) : acc_27;
+            acc_28 = there ? unio_fma(double(g[e * 48 + unio_row(28, 48)]), double(g[e * 48 + unio_row(28, 48)]), acc_28) : acc_28;
+            acc_29 = there ? unio_fma(double(g[e * 48 + unio_row(29, 48)]), double(g[e * 48 + unio_row(29, 48)]), acc_29) : acc_29;
+            acc_30 = there ? unio_fma(double(g[e * 48 + unio_row(30, 48)]), double(g[e * 48 + unio_row(30, 48)]), acc_30) : acc_30;
+            acc_31 = there ? unio_fma(double(g[e * 48 + unio_row(31, 48)]), double(g[e * 48 + unio_row(31, 48)]), acc_31) : acc_31;
+            acc_32 = there ? unio_fma(double(g[e * 48 + unio_row(32, 48)]), double(g[e * 48 + unio_row(32, 48)]), acc_32) : acc_32;
+            acc_33 = there ? unio_fma(double(g[e * 48 + unio_row(33, 48)]), double(g[e * 48 + unio_row(33, 48)]), acc_33) : acc_33;
+            acc_34 = there ? unio_fma(double(g[e * 48 + unio_row(34, 48)]), double(g[e * 48 + unio_row(34, 48)]), acc_34) : acc_34;
+            acc_35 = there ? unio_fma(double(g[e * 48 + unio_row(35, 48)]), double(g[e * 48 + unio_row(35, 48)]), acc_35) : acc_35;
+            acc_36 = there ? unio_fma(double(g[e * 48 + unio_row(36, 48)]), double(g[e * 48 + unio_row(36, 48)]), acc_36) : acc_36;
+            acc_37 = there ? unio_fma(double(g[e * 48 + unio_row(37, 48)]), double(g[e * 48 + unio_row(37, 48)]), acc_37) : acc_37;
+            acc_38 = there ? unio_fma(double(g[e * 48 + unio_row(38, 48)]), double(g[e * 48 + unio_row(38, 48)]), acc_38) : acc_38;
+            acc_39 = there ? unio_fma(double(g[e * 48 + unio_row(39, 48)]), double(g[e * 48 + unio_row(39, 48)]), acc_39) : acc_39;
+            acc_40 = there ? unio_fma(double(g[e * 48 + unio_row(40, 48)]), double(g[e * 48 + unio_row(40, 48)]), acc_40) : acc_40;
+            acc_41 = there ? unio_fma(double(g[e * 48 + unio_row(41, 48)]), double(g[e * 48 + unio_row(41, 48)]), acc_41) : acc_41;
+            acc_42 = there ? unio_fma(double(g[e * 48 + unio_row(42, 48)]), double(g[e * 48 + unio_row(42, 48)]), acc_42) : acc_42;
+            acc_43 = there ? unio_fma(double(g[e * 48 + unio_row(43, 48)]), double(g[e * 48 + unio_row(43, 48)]), acc_43) : acc_43;
+            acc_44 = there ? unio_fma(double(g[e * 48 + unio_row(44, 48)]), double(g[e * 48 + unio_row(44, 48)]), acc_44) : acc_44;
+            acc_45 = there ? unio_fma(double(g[e * 48 + unio_row(45, 48)]), double(g[e * 48 + unio_row(45, 48)]), acc_45) : acc_45;
+            acc_46 = there ? unio_fma(double(g[e * 48 + unio_row(46, 48)]), double(g[e * 48 + unio_row(46, 48)]), acc_46) : acc_46;
+            acc_47 = there ? unio_fma(double(g[e * 48 + unio_row(47, 48)]), double(g[e * 48 + unio_row(47, 48)]), acc_47) : acc_47;
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
-    const double total_3 = unio_block_sum(acc_3, partial);
-    const double total_4 = unio_block_sum(acc_4, partial);
-    const double total_5 = unio_block_sum(acc_5, partial);
-    const double total_6 = unio_block_sum(acc_6, partial);
-    const double total_7 = unio_block_sum(acc_7, partial);
-    const double total_8 = unio_block_sum(acc_8, partial);
-    const double total_9 = unio_block_sum(acc_9, partial);
-    const double total_10 = unio_block_sum(acc_10, partial);
-    const double total_11 = unio_block_sum(acc_11, partial);
-    const double total_12 = unio_block_sum(acc_12, partial);
-    const double total_13 = unio_block_sum(acc_13, partial);
-    const double total_14 = unio_block_sum(acc_14, partial);
-    const double total_15 = unio_block_sum(acc_15, partial);
-    const double total_16 = unio_block_sum(acc_16, partial);
-    const double total_17 = unio_block_sum(acc_17, partial);
-    const double total_18 = unio_block_sum(acc_18, partial);
-    const double total_19 = unio_block_sum(acc_19, partial);
-    const double total_20 = unio_block_sum(acc_20, partial);
-    const double total_21 = unio_block_sum(acc_21, partial);
-    const double total_22 = unio_block_sum(acc_22, partial);
-    const double total_23 = unio_block_sum(acc_23, partial);
-    const double total_24 = unio_block_sum(acc_24, partial);
-    const double total_25 = unio_block_sum(acc_25, partial);
-    const double total_26 = unio_block_sum(acc_26, partial);
-    const double total_27 = unio_block_sum(acc_27, partial);
-    const double total_28 = unio_block_sum(acc_28, partial);
-    const double total_29 = unio_block_sum(acc_29, partial);
-    const double total_30 = unio_block_sum(acc_30, partial);
-    const double total_31 = unio_block_sum(acc_31, partial);
-    const double total_32 = unio_block_sum(acc_32, partial);
-    const double total_33 = unio_block_sum(acc_33, partial);
-    const double total_34 = unio_block_sum(acc_34, partial);
-    const double total_35 = unio_block_sum(acc_35, partial);
-    const double total_36 = unio_block_sum(acc_36, partial);
-    const double total_37 = unio_block_sum(acc_37, partial);
-    const double total_38 = unio_block_sum(acc_38, partial);
-    const double total_39 = unio_block_sum(acc_39, partial);
-    const double total_40 = unio_block_sum(acc_40, partial);
-    const double total_41 = unio_block_sum(acc_41, partial);
-    const double total_42 = unio_block_sum(acc_42, partial);
-    const double total_43 = unio_block_sum(acc_43, partial);
-    const double total_44 = unio_block_sum(acc_44, partial);
-    const double total_45 = unio_block_sum(acc_45, partial);
-    const double total_46 = unio_block_sum(acc_46, partial);
-    const double total_47 = unio_block_sum(acc_47, partial);
+    double summed[] = {acc_0, acc_1, acc_2, acc_3, acc_4, acc_5, acc_6, acc_7, acc_8, acc_9, acc_10, acc_11, acc_12, acc_13, acc_14, acc_15, acc_16, acc_17, acc_18, acc_19, acc_20, acc_21, acc_22, acc_23, acc_24, acc_25, acc_26, acc_27, acc_28, acc_29, acc_30, acc_31, acc_32, acc_33, acc_34, acc_35, acc_36, acc_37, acc_38, acc_39, acc_40, acc_41, acc_42, acc_43, acc_44, acc_45, acc_46, acc_47};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
+    const double total_3 = summed[3];
+    const double total_4 = summed[4];
+    const double total_5 = summed[5];
+    const double total_6 = summed[6];
+    const double total_7 = summed[7];
+    const double total_8 = summed[8];
+    const double total_9 = summed[9];
+    const double total_10 = summed[10];
+    const double total_11 = summed[11];
+    const double total_12 = summed[12];
+    const double total_13 = summed[13];
+    const double total_14 = summed[14];
+    const double total_15 = summed[15];
+    const double total_16 = summed[16];
+    const double total_17 = summed[17];
+    const double total_18 = summed[18];
+    const double total_19 = summed[19];
+    const double total_20 = summed[20];
+    const double total_21 = summed[21];
+    const double total_22 = summed[22];
+    const double total_23 = summed[23];
+    const double total_24 = summed[24];
+    const double total_25 = summed[25];
+    const double total_26 = summed[26];
+    const double total_27 = summed[27];
+    const double total_28 = summed[28];
+    const double total_29 = summed[29];
+    const double total_30 = summed[30];
+    const double total_31 = summed[31];
+    const double total_32 = summed[32];
+    const double total_33 = summed[33];
+    const double total_34 = summed[34];
+    const double total_35 = summed[35];
+    const double total_36 = summed[36];
+    const double total_37 = summed[37];
+    const double total_38 = summed[38];
+    const double total_39 = summed[39];
+    const double total_40 = summed[40];
+    const double total_41 = summed[41];
+    const double total_42 = summed[42];
+    const double total_43 = summed[43];
+    const double total_44 = summed[44];
+    const double total_45 = summed[45];
+    const double total_46 = summed[46];
+    const double total_47 = summed[47];
 
     __syncthreads();
     if (threadIdx.x % 32 == 0 && threadIdx.x < 512 && n > 0) {
@@ -723,6 +725,10 @@ UNIO_KERNEL(512) sp4_l1_oracle_count(
     UNIO_SHARED(double, partial, 0);
     const real observed_mean_abs_g_dqn_trunk_ = real(observed_mean_abs_g_dqn_trunk[0]);
     const real observed_mean_abs_w_dqn_trunk_ = real(observed_mean_abs_w_dqn_trunk[0]);
+    // A turn is 4 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
+    const bool many = unsigned(n) >= gridDim.x * 2048;
+    const unsigned lead = 0;
+    const unsigned step = gridDim.x * 512;
     double acc_0 = 0.0;
     double acc_1 = 0.0;
     double acc_2 = 0.0;
@@ -771,168 +777,168 @@ UNIO_KERNEL(512) sp4_l1_oracle_count(
     double acc_45 = 0.0;
     double acc_46 = 0.0;
     double acc_47 = 0.0;
-    // One read of the buffers serves every statistic, 4 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
-    const bool many = unsigned(n) >= gridDim.x * 2048;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n); first += gridDim.x * 2048) {
+    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n) + lead; first += gridDim.x * 2048) {
+        const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
         // Where all are there, no read hangs on a condition.
-        if (first + 3 * step + 512 <= unsigned(n)) {
+        const bool whole = many && first >= lead && first - lead + 2048 <= unsigned(n);
+        if (whole) {
             UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-                const int e = int(first + k * step + threadIdx.x);
-                acc_0 = acc_0 + (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)]));
-                acc_1 = acc_1 + (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)]));
-                acc_2 = acc_2 + (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)]));
-                acc_3 = acc_3 + (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)]));
-                acc_4 = acc_4 + (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)]));
-                acc_5 = acc_5 + (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)]));
-                acc_6 = acc_6 + (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)]));
-                acc_7 = acc_7 + (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)]));
-                acc_8 = acc_8 + (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)]));
-                acc_9 = acc_9 + (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)]));
-                acc_10 = acc_10 + (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)]));
-                acc_11 = acc_11 + (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)]));
-                acc_12 = acc_12 + (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)]));
-                acc_13 = acc_13 + (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)]));
-                acc_14 = acc_14 + (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)]));
-                acc_15 = acc_15 + (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)]));
-                acc_16 = acc_16 + (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)]));
-                acc_17 = acc_17 + (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)]));
-                acc_18 = acc_18 + (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)]));
-                acc_19 = acc_19 + (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)]));
-                acc_20 = acc_20 + (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)]));
-                acc_21 = acc_21 + (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)]));
-                acc_22 = acc_22 + (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)]));
-                acc_23 = acc_23 + (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)]));
-                acc_24 = acc_24 + (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)]));
-                acc_25 = acc_25 + (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)]));
-                acc_26 = acc_26 + (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)]));
-                acc_27 = acc_27 + (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)]));
-                acc_28 = acc_28 + (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)]));
-                acc_29 = acc_29 + (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)]));
-                acc_30 = acc_30 + (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)]));
-                acc_31 = acc_31 + (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)]));
-                acc_32 = acc_32 + (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)]));
-                acc_33 = acc_33 + (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)]));
-                acc_34 = acc_34 + (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)]));
-                acc_35 = acc_35 + (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)]));
-                acc_36 = acc_36 + (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)]));
-                acc_37 = acc_37 + (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)]));
-                acc_38 = acc_38 + (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)]));
-                acc_39 = acc_39 + (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)]));
-                acc_40 = acc_40 + (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)]));
-                acc_41 = acc_41 + (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)]));
-                acc_42 = acc_42 + (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)]));
-                acc_43 = acc_43 + (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)]));
-                acc_44 = acc_44 + (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)]));
-                acc_45 = acc_45 + (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)]));
-                acc_46 = acc_46 + (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)]));
-                acc_47 = acc_47 + (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)]));
+                const int e = int(own + k);
+                acc_0 = unio_fma(double(g[e * 48 + unio_row(0, 48)]), double(g[e * 48 + unio_row(0, 48)]), acc_0);
+                acc_1 = unio_fma(double(g[e * 48 + unio_row(1, 48)]), double(g[e * 48 + unio_row(1, 48)]), acc_1);
+                acc_2 = unio_fma(double(g[e * 48 + unio_row(2, 48)]), double(g[e * 48 + unio_row(2, 48)]), acc_2);
+                acc_3 = unio_fma(double(g[e * 48 + unio_row(3, 48)]), double(g[e * 48 + unio_row(3, 48)]), acc_3);
+                acc_4 = unio_fma(double(g[e * 48 + unio_row(4, 48)]), double(g[e * 48 + unio_row(4, 48)]), acc_4);
+                acc_5 = unio_fma(double(g[e * 48 + unio_row(5, 48)]), double(g[e * 48 + unio_row(5, 48)]), acc_5);
+                acc_6 = unio_fma(double(g[e * 48 + unio_row(6, 48)]), double(g[e * 48 + unio_row(6, 48)]), acc_6);
+                acc_7 = unio_fma(double(g[e * 48 + unio_row(7, 48)]), double(g[e * 48 + unio_row(7, 48)]), acc_7);
+                acc_8 = unio_fma(double(g[e * 48 + unio_row(8, 48)]), double(g[e * 48 + unio_row(8, 48)]), acc_8);
+                acc_9 = unio_fma(double(g[e * 48 + unio_row(9, 48)]), double(g[e * 48 + unio_row(9, 48)]), acc_9);
+                acc_10 = unio_fma(double(g[e * 48 + unio_row(10, 48)]), double(g[e * 48 + unio_row(10, 48)]), acc_10);
+                acc_11 = unio_fma(double(g[e * 48 + unio_row(11, 48)]), double(g[e * 48 + unio_row(11, 48)]), acc_11);
+                acc_12 = unio_fma(double(g[e * 48 + unio_row(12, 48)]), double(g[e * 48 + unio_row(12, 48)]), acc_12);
+                acc_13 = unio_fma(double(g[e * 48 + unio_row(13, 48)]), double(g[e * 48 + unio_row(13, 48)]), acc_13);
+                acc_14 = unio_fma(double(g[e * 48 + unio_row(14, 48)]), double(g[e * 48 + unio_row(14, 48)]), acc_14);
+                acc_15 = unio_fma(double(g[e * 48 + unio_row(15, 48)]), double(g[e * 48 + unio_row(15, 48)]), acc_15);
+                acc_16 = unio_fma(double(g[e * 48 + unio_row(16, 48)]), double(g[e * 48 + unio_row(16, 48)]), acc_16);
+                acc_17 = unio_fma(double(g[e * 48 + unio_row(17, 48)]), double(g[e * 48 + unio_row(17, 48)]), acc_17);
+                acc_18 = unio_fma(double(g[e * 48 + unio_row(18, 48)]), double(g[e * 48 + unio_row(18, 48)]), acc_18);
+                acc_19 = unio_fma(double(g[e * 48 + unio_row(19, 48)]), double(g[e * 48 + unio_row(19, 48)]), acc_19);
+                acc_20 = unio_fma(double(g[e * 48 + unio_row(20, 48)]), double(g[e * 48 + unio_row(20, 48)]), acc_20);
+                acc_21 = unio_fma(double(g[e * 48 + unio_row(21, 48)]), double(g[e * 48 + unio_row(21, 48)]), acc_21);
+                acc_22 = unio_fma(double(g[e * 48 + unio_row(22, 48)]), double(g[e * 48 + unio_row(22, 48)]), acc_22);
+                acc_23 = unio_fma(double(g[e * 48 + unio_row(23, 48)]), double(g[e * 48 + unio_row(23, 48)]), acc_23);
+                acc_24 = unio_fma(double(g[e * 48 + unio_row(24, 48)]), double(g[e * 48 + unio_row(24, 48)]), acc_24);
+                acc_25 = unio_fma(double(g[e * 48 + unio_row(25, 48)]), double(g[e * 48 + unio_row(25, 48)]), acc_25);
+                acc_26 = unio_fma(double(g[e * 48 + unio_row(26, 48)]), double(g[e * 48 + unio_row(26, 48)]), acc_26);
+                acc_27 = unio_fma(double(g[e * 48 + unio_row(27, 48)]), double(g[e * 48 + unio_row(27, 48)]), acc_27);
+                acc_28 = unio_fma(double(g[e * 48 + unio_row(28, 48)]), double(g[e * 48 + unio_row(28, 48)]), acc_28);
+                acc_29 = unio_fma(double(g[e * 48 + unio_row(29, 48)]), double(g[e * 48 + unio_row(29, 48)]), acc_29);
+                acc_30 = unio_fma(double(g[e * 48 + unio_row(30, 48)]), double(g[e * 48 + unio_row(30, 48)]), acc_30);
+                acc_31 = unio_fma(double(g[e * 48 + unio_row(31, 48)]), double(g[e * 48 + unio_row(31, 48)]), acc_31);
+                acc_32 = unio_fma(double(g[e * 48 + unio_row(32, 48)]), double(g[e * 48 + unio_row(32, 48)]), acc_32);
+                acc_33 = unio_fma(double(g[e * 48 + unio_row(33, 48)]), double(g[e * 48 + unio_row(33, 48)]), acc_33);
+                acc_34 = unio_fma(double(g[e * 48 + unio_row(34, 48)]), double(g[e * 48 + unio_row(34, 48)]), acc_34);
+                acc_35 = unio_fma(double(g[e * 48 + unio_row(35, 48)]), double(g[e * 48 + unio_row(35, 48)]), acc_35);
+                acc_36 = unio_fma(double(g[e * 48 + unio_row(36, 48)]), double(g[e * 48 + unio_row(36, 48)]), acc_36);
+                acc_37 = unio_fma(double(g[e * 48 + unio_row(37, 48)]), double(g[e * 48 + unio_row(37, 48)]), acc_37);
+                acc_38 = unio_fma(double(g[e * 48 + unio_row(38, 48)]), double(g[e * 48 + unio_row(38, 48)]), acc_38);
+                acc_39 = unio_fma(double(g[e * 48 + unio_row(39, 48)]), double(g[e * 48 + unio_row(39, 48)]), acc_39);
+                acc_40 = unio_fma(double(g[e * 48 + unio_row(40, 48)]), double(g[e * 48 + unio_row(40, 48)]), acc_40);
+                acc_41 = unio_fma(double(g[e * 48 + unio_row(41, 48)]), double(g[e * 48 + unio_row(41, 48)]), acc_41);
+                acc_42 = unio_fma(double(g[e * 48 + unio_row(42, 48)]), double(g[e * 48 + unio_row(42, 48)]), acc_42);
+                acc_43 = unio_fma(double(g[e * 48 + unio_row(43, 48)]), double(g[e * 48 + unio_row(43, 48)]), acc_43);
+                acc_44 = unio_fma(double(g[e * 48 + unio_row(44, 48)]), double(g[e * 48 + unio_row(44, 48)]), acc_44);
+                acc_45 = unio_fma(double(g[e * 48 + unio_row(45, 48)]), double(g[e * 48 + unio_row(45, 48)]), acc_45);
+                acc_46 = unio_fma(double(g[e * 48 + unio_row(46, 48)]), double(g[e * 48 + unio_row(46, 48)]), acc_46);
+                acc_47 = unio_fma(double(g[e * 48 + unio_row(47, 48)]), double(g[e * 48 + unio_row(47, 48)]), acc_47);
             }
         } else {
             UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-                const unsigned place = first + k * step + threadIdx.x;
+                const unsigned place = own + (many ? k : k * step);
                 const bool there = place < unsigned(n);
                 const int e = there ? int(place) : n - 1;
-                acc_0 = acc_0 + (there ? (double(g[e * 48 + unio_row(0, 48)]) * double(g[e * 48 + unio_row(0, 48)])) : 0.0);
-                acc_1 = acc_1 + (there ? (double(g[e * 48 + unio_row(1, 48)]) * double(g[e * 48 + unio_row(1, 48)])) : 0.0);
-                acc_2 = acc_2 + (there ? (double(g[e * 48 + unio_row(2, 48)]) * double(g[e * 48 + unio_row(2, 48)])) : 0.0);
-                acc_3 = acc_3 + (there ? (double(g[e * 48 + unio_row(3, 48)]) * double(g[e * 48 + unio_row(3, 48)])) : 0.0);
-                acc_4 = acc_4 + (there ? (double(g[e * 48 + unio_row(4, 48)]) * double(g[e * 48 + unio_row(4, 48)])) : 0.0);
-                acc_5 = acc_5 + (there ? (double(g[e * 48 + unio_row(5, 48)]) * double(g[e * 48 + unio_row(5, 48)])) : 0.0);
-                acc_6 = acc_6 + (there ? (double(g[e * 48 + unio_row(6, 48)]) * double(g[e * 48 + unio_row(6, 48)])) : 0.0);
-                acc_7 = acc_7 + (there ? (double(g[e * 48 + unio_row(7, 48)]) * double(g[e * 48 + unio_row(7, 48)])) : 0.0);
-                acc_8 = acc_8 + (there ? (double(g[e * 48 + unio_row(8, 48)]) * double(g[e * 48 + unio_row(8, 48)])) : 0.0);
-                acc_9 = acc_9 + (there ? (double(g[e * 48 + unio_row(9, 48)]) * double(g[e * 48 + unio_row(9, 48)])) : 0.0);
-                acc_10 = acc_10 + (there ? (double(g[e * 48 + unio_row(10, 48)]) * double(g[e * 48 + unio_row(10, 48)])) : 0.0);
-                acc_11 = acc_11 + (there ? (double(g[e * 48 + unio_row(11, 48)]) * double(g[e * 48 + unio_row(11, 48)])) : 0.0);
-                acc_12 = acc_12 + (there ? (double(g[e * 48 + unio_row(12, 48)]) * double(g[e * 48 + unio_row(12, 48)])) : 0.0);
-                acc_13 = acc_13 + (there ? (double(g[e * 48 + unio_row(13, 48)]) * double(g[e * 48 + unio_row(13, 48)])) : 0.0);
-                acc_14 = acc_14 + (there ? (double(g[e * 48 + unio_row(14, 48)]) * double(g[e * 48 + unio_row(14, 48)])) : 0.0);
-                acc_15 = acc_15 + (there ? (double(g[e * 48 + unio_row(15, 48)]) * double(g[e * 48 + unio_row(15, 48)])) : 0.0);
-                acc_16 = acc_16 + (there ? (double(g[e * 48 + unio_row(16, 48)]) * double(g[e * 48 + unio_row(16, 48)])) : 0.0);
-                acc_17 = acc_17 + (there ? (double(g[e * 48 + unio_row(17, 48)]) * double(g[e * 48 + unio_row(17, 48)])) : 0.0);
-                acc_18 = acc_18 + (there ? (double(g[e * 48 + unio_row(18, 48)]) * double(g[e * 48 + unio_row(18, 48)])) : 0.0);
-                acc_19 = acc_19 + (there ? (double(g[e * 48 + unio_row(19, 48)]) * double(g[e * 48 + unio_row(19, 48)])) : 0.0);
-                acc_20 = acc_20 + (there ? (double(g[e * 48 + unio_row(20, 48)]) * double(g[e * 48 + unio_row(20, 48)])) : 0.0);
-                acc_21 = acc_21 + (there ? (double(g[e * 48 + unio_row(21, 48)]) * double(g[e * 48 + unio_row(21, 48)])) : 0.0);
-                acc_22 = acc_22 + (there ? (double(g[e * 48 + unio_row(22, 48)]) * double(g[e * 48 + unio_row(22, 48)])) : 0.0);
-                acc_23 = acc_23 + (there ? (double(g[e * 48 + unio_row(23, 48)]) * double(g[e * 48 + unio_row(23, 48)])) : 0.0);
-                acc_24 = acc_24 + (there ? (double(g[e * 48 + unio_row(24, 48)]) * double(g[e * 48 + unio_row(24, 48)])) : 0.0);
-                acc_25 = acc_25 + (there ? (double(g[e * 48 + unio_row(25, 48)]) * double(g[e * 48 + unio_row(25, 48)])) : 0.0);
-                acc_26 = acc_26 + (there ? (double(g[e * 48 + unio_row(26, 48)]) * double(g[e * 48 + unio_row(26, 48)])) : 0.0);
-                acc_27 = acc_27 + (there ? (double(g[e * 48 + unio_row(27, 48)]) * double(g[e * 48 + unio_row(27, 48)])) : 0.0);
-                acc_28 = acc_28 + (there ? (double(g[e * 48 + unio_row(28, 48)]) * double(g[e * 48 + unio_row(28, 48)])) : 0.0);
-                acc_29 = acc_29 + (there ? (double(g[e * 48 + unio_row(29, 48)]) * double(g[e * 48 + unio_row(29, 48)])) : 0.0);
-                acc_30 = acc_30 + (there ? (double(g[e * 48 + unio_row(30, 48)]) * double(g[e * 48 + unio_row(30, 48)])) : 0.0);
-                acc_31 = acc_31 + (there ? (double(g[e * 48 + unio_row(31, 48)]) * double(g[e * 48 + unio_row(31, 48)])) : 0.0);
-                acc_32 = acc_32 + (there ? (double(g[e * 48 + unio_row(32, 48)]) * double(g[e * 48 + unio_row(32, 48)])) : 0.0);
-                acc_33 = acc_33 + (there ? (double(g[e * 48 + unio_row(33, 48)]) * double(g[e * 48 + unio_row(33, 48)])) : 0.0);
-                acc_34 = acc_34 + (there ? (double(g[e * 48 + unio_row(34, 48)]) * double(g[e * 48 + unio_row(34, 48)])) : 0.0);
-                acc_35 = acc_35 + (there ? (double(g[e * 48 + unio_row(35, 48)]) * double(g[e * 48 + unio_row(35, 48)])) : 0.0);
-                acc_36 = acc_36 + (there ? (double(g[e * 48 + unio_row(36, 48)]) * double(g[e * 48 + unio_row(36, 48)])) : 0.0);
-                acc_37 = acc_37 + (there ? (double(g[e * 48 + unio_row(37, 48)]) * double(g[e * 48 + unio_row(37, 48)])) : 0.0);
-                acc_38 = acc_38 + (there ? (double(g[e * 48 + unio_row(38, 48)]) * double(g[e * 48 + unio_row(38, 48)])) : 0.0);
-                acc_39 = acc_39 + (there ? (double(g[e * 48 + unio_row(39, 48)]) * double(g[e * 48 + unio_row(39, 48)])) : 0.0);
-                acc_40 = acc_40 + (there ? (double(g[e * 48 + unio_row(40, 48)]) * double(g[e * 48 + unio_row(40, 48)])) : 0.0);
-                acc_41 = acc_41 + (there ? (double(g[e * 48 + unio_row(41, 48)]) * double(g[e * 48 + unio_row(41, 48)])) : 0.0);
-                acc_42 = acc_42 + (there ? (double(g[e * 48 + unio_row(42, 48)]) * double(g[e * 48 + unio_row(42, 48)])) : 0.0);
-                acc_43 = acc_43 + (there ? (double(g[e * 48 + unio_row(43, 48)]) * double(g[e * 48 + unio_row(43, 48)])) : 0.0);
-                acc_44 = acc_44 + (there ? (double(g[e * 48 + unio_row(44, 48)]) * double(g[e * 48 + unio_row(44, 48)])) : 0.0);
-                acc_45 = acc_45 + (there ? (double(g[e * 48 + unio_row(45, 48)]) * double(g[e * 48 + unio_row(45, 48)])) : 0.0);
-                acc_46 = acc_46 + (there ? (double(g[e * 48 + unio_row(46, 48)]) * double(g[e * 48 + unio_row(46, 48)])) : 0.0);
-                acc_47 = acc_47 + (there ? (double(g[e * 48 + unio_row(47, 48)]) * double(g[e * 48 + unio_row(47, 48)])) : 0.0);
+                acc_0 = there ? unio_fma(double(g[e * 48 + unio_row(0, 48)]), double(g[e * 48 + unio_row(0, 48)]), acc_0) : acc_0;
+                acc_1 = there ? unio_fma(double(g[e * 48 + unio_row(1, 48)]), double(g[e * 48 + unio_row(1, 48)]), acc_1) : acc_1;
+                acc_2 = there ? unio_fma(double(g[e * 48 + unio_row(2, 48)]), double(g[e * 48 + unio_row(2, 48)]), acc_2) : acc_2;
+                acc_3 = there ? unio_fma(double(g[e * 48 + unio_row(3, 48)]), double(g[e * 48 + unio_row(3, 48)]), acc_3) : acc_3;
+                acc_4 = there ? unio_fma(double(g[e * 48 + unio_row(4, 48)]), double(g[e * 48 + unio_row(4, 48)]), acc_4) : acc_4;
+                acc_5 = there ? unio_fma(double(g[e * 48 + unio_row(5, 48)]), double(g[e * 48 + unio_row(5, 48)]), acc_5) : acc_5;
+                acc_6 = there ? unio_fma(double(g[e * 48 + unio_row(6, 48)]), double(g[e * 48 + unio_row(6, 48)]), acc_6) : acc_6;
+                acc_7 = there ? unio_fma(double(g[e * 48 + unio_row(7, 48)]), double(g[e * 48 + unio_row(7, 48)]), acc_7) : acc_7;
+                acc_8 = there ? unio_fma(double(g[e * 48 + unio_row(8, 48)]), double(g[e * 48 + unio_row(8, 48)]), acc_8) : acc_8;
+                acc_9 = there ? unio_fma(double(g[e * 48 + unio_row(9, 48)]), double(g[e * 48 + unio_row(9, 48)]), acc_9) : acc_9;
+                acc_10 = there ? unio_fma(double(g[e * 48 + unio_row(10, 48)]), double(g[e * 48 + unio_row(10, 48)]), acc_10) : acc_10;
+                acc_11 = there ? unio_fma(double(g[e * 48 + unio_row(11, 48)]), double(g[e * 48 + unio_row(11, 48)]), acc_11) : acc_11;
+                acc_12 = there ? unio_fma(double(g[e * 48 + unio_row(12, 48)]), double(g[e * 48 + unio_row(12, 48)]), acc_12) : acc_12;
+                acc_13 = there ? unio_fma(double(g[e * 48 + unio_row(13, 48)]), double(g[e * 48 + unio_row(13, 48)]), acc_13) : acc_13;
+                acc_14 = there ? unio_fma(double(g[e * 48 + unio_row(14, 48)]), double(g[e * 48 + unio_row(14, 48)]), acc_14) : acc_14;
+                acc_15 = there ? unio_fma(double(g[e * 48 + unio_row(15, 48)]), double(g[e * 48 + unio_row(15, 48)]), acc_15) : acc_15;
+                acc_16 = there ? unio_fma(double(g[e * 48 + unio_row(16, 48)]), double(g[e * 48 + unio_row(16, 48)]), acc_16) : acc_16;
+                acc_17 = there ? unio_fma(double(g[e * 48 + unio_row(17, 48)]), double(g[e * 48 + unio_row(17, 48)]), acc_17) : acc_17;
+                acc_18 = there ? unio_fma(double(g[e * 48 + unio_row(18, 48)]), double(g[e * 48 + unio_row(18, 48)]), acc_18) : acc_18;
+                acc_19 = there ? unio_fma(double(g[e * 48 + unio_row(19, 48)]), double(g[e * 48 + unio_row(19, 48)]), acc_19) : acc_19;
+                acc_20 = there ? unio_fma(double(g[e * 48 + unio_row(20, 48)]), double(g[e * 48 + unio_row(20, 48)]), acc_20) : acc_20;
+                acc_21 = there ? unio_fma(double(g[e * 48 + unio_row(21, 48)]), double(g[e * 48 + unio_row(21, 48)]), acc_21) : acc_21;
+                acc_22 = there ? unio_fma(double(g[e * 48 + unio_row(22, 48)]), double(g[e * 48 + unio_row(22, 48)]), acc_22) : acc_22;
+                acc_23 = there ? unio_fma(double(g[e * 48 + unio_row(23, 48)]), double(g[e * 48 + unio_row(23, 48)]), acc_23) : acc_23;
+                acc_24 = there ? unio_fma(double(g[e * 48 + unio_row(24, 48)]), double(g[e * 48 + unio_row(24, 48)]), acc_24) : acc_24;
+                acc_25 = there ? unio_fma(double(g[e * 48 + unio_row(25, 48)]), double(g[e * 48 + unio_row(25, 48)]), acc_25) : acc_25;
+                acc_26 = there ? unio_fma(double(g[e * 48 + unio_row(26, 48)]), double(g[e * 48 + unio_row(26, 48)]), acc_26) : acc_26;
+                acc_27 = there ? unio_fma(double(g[e * 48 + unio_row(27, 48)]), double(g[e * 48 + unio_row(27, 48)]), acc_27) : acc_27;
+                acc_28 = there ? unio_fma(double(g[e * 48 + unio_row(28, 48)]), double(g[e * 48 + unio_row(28, 48)]), acc_28) : acc_28;
+                acc_29 = there ? unio_fma(double(g[e * 48 + unio_row(29, 48)]), double(g[e * 48 + unio_row(29, 48)]), acc_29) : acc_29;
+                acc_30 = there ? unio_fma(double(g[e * 48 + unio_row(30, 48)]), double(g[e * 48 + unio_row(30, 48)]), acc_30) : acc_30;
+                acc_31 = there ? unio_fma(double(g[e * 48 + unio_row(31, 48)]), double(g[e * 48 + unio_row(31, 48)]), acc_31) : acc_31;
+                acc_32 = there ? unio_fma(double(g[e * 48 + unio_row(32, 48)]), double(g[e * 48 + unio_row(32, 48)]), acc_32) : acc_32;
+                acc_33 = there ? unio_fma(double(g[e * 48 + unio_row(33, 48)]), double(g[e * 48 + unio_row(33, 48)]), acc_33) : acc_33;
+                acc_34 = there ? unio_fma(double(g[e * 48 + unio_row(34, 48)]), double(g[e * 48 + unio_row(34, 48)]), acc_34) : acc_34;
+                acc_35 = there ? unio_fma(double(g[e * 48 + unio_row(35, 48)]), double(g[e * 48 + unio_row(35, 48)]), acc_35) : acc_35;
+                acc_36 = there ? unio_fma(double(g[e * 48 + unio_row(36, 48)]), double(g[e * 48 + unio_row(36, 48)]), acc_36) : acc_36;
+                acc_37 = there ? unio_fma(double(g[e * 48 + unio_row(37, 48)]), double(g[e * 48 + unio_row(37, 48)]), acc_37) : acc_37;
+                acc_38 = there ? unio_fma(double(g[e * 48 + unio_row(38, 48)]), double(g[e * 48 + unio_row(38, 48)]), acc_38) : acc_38;
+                acc_39 = there ? unio_fma(double(g[e * 48 + unio_row(39, 48)]), double(g[e * 48 + unio_row(39, 48)]), acc_39) : acc_39;
+                acc_40 = there ? unio_fma(double(g[e * 48 + unio_row(40, 48)]), double(g[e * 48 + unio_row(40, 48)]), acc_40) : acc_40;
+                acc_41 = there ? unio_fma(double(g[e * 48 + unio_row(41, 48)]), double(g[e * 48 + unio_row(41, 48)]), acc_41) : acc_41;
+                acc_42 = there ? unio_fma(double(g[e * 48 + unio_row(42, 48)]), double(g[e * 48 + unio_row(42, 48)]), acc_42) : acc_42;
+                acc_43 = there ? unio_fma(double(g[e * 48 + unio_row(43, 48)]), double(g[e * 48 + unio_row(43, 48)]), acc_43) : acc_43;
+                acc_44 = there ? unio_fma(double(g[e * 48 + unio_row(44, 48)]), double(g[e * 48 + unio_row(44, 48)]), acc_44) : acc_44;
+                acc_45 = there ? unio_fma(double(g[e * 48 + unio_row(45, 48)]), double(g[e * 48 + unio_row(45, 48)]), acc_45) : acc_45;
+                acc_46 = there ? unio_fma(double(g[e * 48 + unio_row(46, 48)]), double(g[e * 48 + unio_row(46, 48)]), acc_46) : acc_46;
+                acc_47 = there ? unio_fma(double(g[e * 48 + unio_row(47, 48)]), double(g[e * 48 + unio_row(47, 48)]), acc_47) : acc_47;
             }
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
-    const double total_3 = unio_block_sum(acc_3, partial);
-    const double total_4 = unio_block_sum(acc_4, partial);
-    const double total_5 = unio_block_sum(acc_5, partial);
-    const double total_6 = unio_block_sum(acc_6, partial);
-    const double total_7 = unio_block_sum(acc_7, partial);
-    const double total_8 = unio_block_sum(acc_8, partial);
-    const double total_9 = unio_block_sum(acc_9, partial);
-    const double total_10 = unio_block_sum(acc_10, partial);
-    const double total_11 = unio_block_sum(acc_11, partial);
-    const double total_12 = unio_block_sum(acc_12, partial);
-    const double total_13 = unio_block_sum(acc_13, partial);
-    const double total_14 = unio_block_sum(acc_14, partial);
-    const double total_15 = unio_block_sum(acc_15, partial);
-    const double total_16 = unio_block_sum(acc_16, partial);
-    const double total_17 = unio_block_sum(acc_17, partial);
-    const double total_18 = unio_block_sum(acc_18, partial);
-    const double total_19 = unio_block_sum(acc_19, partial);
-    const double total_20 = unio_block_sum(acc_20, partial);
-    const double total_21 = unio_block_sum(acc_21, partial);
-    const double total_22 = unio_block_sum(acc_22, partial);
-    const double total_23 = unio_block_sum(acc_23, partial);
-    const double total_24 = unio_block_sum(acc_24, partial);
-    const double total_25 = unio_block_sum(acc_25, partial);
-    const double total_26 = unio_block_sum(acc_26, partial);
-    const double total_27 = unio_block_sum(acc_27, partial);
-    const double total_28 = unio_block_sum(acc_28, partial);
-    const double total_29 = unio_block_sum(acc_29, partial);
-    const double total_30 = unio_block_sum(acc_30, partial);
-    const double total_31 = unio_block_sum(acc_31, partial);
-    const double total_32 = unio_block_sum(acc_32, partial);
-    const double total_33 = unio_block_sum(acc_33, partial);
-    const double total_34 = unio_block_sum(acc_34, partial);
-    const double total_35 = unio_block_sum(acc_35, partial);
-    const double total_36 = unio_block_sum(acc_36, partial);
-    const double total_37 = unio_block_sum(acc_37, partial);
-    const double total_38 = unio_block_sum(acc_38, partial);
-    const double total_39 = unio_block_sum(acc_39, partial);
-    const double total_40 = unio_block_sum(acc_40, partial);
-    const double total_41 = unio_block_sum(acc_41, partial);
-    const double total_42 = unio_block_sum(acc_42, partial);
-    const double total_43 = unio_block_sum(acc_43, partial);
-    const double total_44 = unio_block_sum(acc_44, partial);
-    const double total_45 = unio_block_sum(acc_45, partial);
-    const double total_46 = unio_block_sum(acc_46, partial);
-    const double total_47 = unio_block_sum(acc_47, partial);
+    double summed[] = {acc_0, acc_1, acc_2, acc_3, acc_4, acc_5, acc_6, acc_7, acc_8, acc_9, acc_10, acc_11, acc_12, acc_13, acc_14, acc_15, acc_16, acc_17, acc_18, acc_19, acc_20, acc_21, acc_22, acc_23, acc_24, acc_25, acc_26, acc_27, acc_28, acc_29, acc_30, acc_31, acc_32, acc_33, acc_34, acc_35, acc_36, acc_37, acc_38, acc_39, acc_40, acc_41, acc_42, acc_43, acc_44, acc_45, acc_46, acc_47};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
+    const double total_3 = summed[3];
+    const double total_4 = summed[4];
+    const double total_5 = summed[5];
+    const double total_6 = summed[6];
+    const double total_7 = summed[7];
+    const double total_8 = summed[8];
+    const double total_9 = summed[9];
+    const double total_10 = summed[10];
+    const double total_11 = summed[11];
+    const double total_12 = summed[12];
+    const double total_13 = summed[13];
+    const double total_14 = summed[14];
+    const double total_15 = summed[15];
+    const double total_16 = summed[16];
+    const double total_17 = summed[17];
+    const double total_18 = summed[18];
+    const double total_19 = summed[19];
+    const double total_20 = summed[20];
+    const double total_21 = summed[21];
+    const double total_22 = summed[22];
+    const double total_23 = summed[23];
+    const double total_24 = summed[24];
+    const double total_25 = summed[25];
+    const double total_26 = summed[26];
+    const double total_27 = summed[27];
+    const double total_28 = summed[28];
+    const double total_29 = summed[29];
+    const double total_30 = summed[30];
+    const double total_31 = summed[31];
+    const double total_32 = summed[32];
+    const double total_33 = summed[33];
+    const double total_34 = summed[34];
+    const double total_35 = summed[35];
+    const double total_36 = summed[36];
+    const double total_37 = summed[37];
+    const double total_38 = summed[38];
+    const double total_39 = summed[39];
+    const double total_40 = summed[40];
+    const double total_41 = summed[41];
+    const double total_42 = summed[42];
+    const double total_43 = summed[43];
+    const double total_44 = summed[44];
+    const double total_45 = summed[45];
+    const double total_46 = summed[46];
+    const double total_47 = summed[47];
 
     // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
@@ -1109,7 +1115,7 @@ UNIO_KERNEL(512) sp4_l1_oracle_finish(
     UNIO_SHARED(double, partial, 0);
     const real observed_mean_abs_g_dqn_trunk_ = real(observed_mean_abs_g_dqn_trunk[0]);
     const real observed_mean_abs_w_dqn_trunk_ = real(observed_mean_abs_w_dqn_trunk[0]);
-    const int known = unio_rows_of(n);
+    const int known = unio_rows_of<256>(n);
     const double total_0_first = unio_first_row(rows_, 4, sums_, 48, 0, known, 0.0);
     const double total_1_first = unio_first_row(rows_, 4, sums_, 48, 1, known, 0.0);
     const double total_2_first = unio_first_row(rows_, 4, sums_, 48, 2, known, 0.0);
@@ -1158,102 +1164,104 @@ UNIO_KERNEL(512) sp4_l1_oracle_finish(
     const double total_45_first = unio_first_row(rows_, 4, sums_, 48, 45, known, 0.0);
     const double total_46_first = unio_first_row(rows_, 4, sums_, 48, 46, known, 0.0);
     const double total_47_first = unio_first_row(rows_, 4, sums_, 48, 47, known, 0.0);
-    const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 48, 0, parts, known), partial);
-    const double total_1 = unio_block_sum(
-        unio_sum_rows(total_1_first, rows_, 4, sums_, 48, 1, parts, known), partial);
-    const double total_2 = unio_block_sum(
-        unio_sum_rows(total_2_first, rows_, 4, sums_, 48, 2, parts, known), partial);
-    const double total_3 = unio_block_sum(
-        unio_sum_rows(total_3_first, rows_, 4, sums_, 48, 3, parts, known), partial);
-    const double total_4 = unio_block_sum(
-        unio_sum_rows(total_4_first, rows_, 4, sums_, 48, 4, parts, known), partial);
-    const double total_5 = unio_block_sum(
-        unio_sum_rows(total_5_first, rows_, 4, sums_, 48, 5, parts, known), partial);
-    const double total_6 = unio_block_sum(
-        unio_sum_rows(total_6_first, rows_, 4, sums_, 48, 6, parts, known), partial);
-    const double total_7 = unio_block_sum(
-        unio_sum_rows(total_7_first, rows_, 4, sums_, 48, 7, parts, known), partial);
-    const double total_8 = unio_block_sum(
-        unio_sum_rows(total_8_first, rows_, 4, sums_, 48, 8, parts, known), partial);
-    const double total_9 = unio_block_sum(
-        unio_sum_rows(total_9_first, rows_, 4, sums_, 48, 9, parts, known), partial);
-    const double total_10 = unio_block_sum(
-        unio_sum_rows(total_10_first, rows_, 4, sums_, 48, 10, parts, known), partial);
-    const double total_11 = unio_block_sum(
-        unio_sum_rows(total_11_first, rows_, 4, sums_, 48, 11, parts, known), partial);
-    const double total_12 = unio_block_sum(
-        unio_sum_rows(total_12_first, rows_, 4, sums_, 48, 12, parts, known), partial);
-    const double total_13 = unio_block_sum(
-        unio_sum_rows(total_13_first, rows_, 4, sums_, 48, 13, parts, known), partial);
-    const double total_14 = unio_block_sum(
-        unio_sum_rows(total_14_first, rows_, 4, sums_, 48, 14, parts, known), partial);
-    const double total_15 = unio_block_sum(
-        unio_sum_rows(total_15_first, rows_, 4, sums_, 48, 15, parts, known), partial);
-    const double total_16 = unio_block_sum(
-        unio_sum_rows(total_16_first, rows_, 4, sums_, 48, 16, parts, known), partial);
-    const double total_17 = unio_block_sum(
-        unio_sum_rows(total_17_first, rows_, 4, sums_, 48, 17, parts, known), partial);
-    const double total_18 = unio_block_sum(
-        unio_sum_rows(total_18_first, rows_, 4, sums_, 48, 18, parts, known), partial);
-    const double total_19 = unio_block_sum(
-        unio_sum_rows(total_19_first, rows_, 4, sums_, 48, 19, parts, known), partial);
-    const double total_20 = unio_block_sum(
-        unio_sum_rows(total_20_first, rows_, 4, sums_, 48, 20, parts, known), partial);
-    const double total_21 = unio_block_sum(
-        unio_sum_rows(total_21_first, rows_, 4, sums_, 48, 21, parts, known), partial);
-    const double total_22 = unio_block_sum(
-        unio_sum_rows(total_22_first, rows_, 4, sums_, 48, 22, parts, known), partial);
-    const double total_23 = unio_block_sum(
-        unio_sum_rows(total_23_first, rows_, 4, sums_, 48, 23, parts, known), partial);
-    const double total_24 = unio_block_sum(
-        unio_sum_rows(total_24_first, rows_, 4, sums_, 48, 24, parts, known), partial);
-    const double total_25 = unio_block_sum(
-        unio_sum_rows(total_25_first, rows_, 4, sums_, 48, 25, parts, known), partial);
-    const double total_26 = unio_block_sum(
-        unio_sum_rows(total_26_first, rows_, 4, sums_, 48, 26, parts, known), partial);
-    const double total_27 = unio_block_sum(
-        unio_sum_rows(total_27_first, rows_, 4, sums_, 48, 27, parts, known), partial);
-    const double total_28 = unio_block_sum(
-        unio_sum_rows(total_28_first, rows_, 4, sums_, 48, 28, parts, known), partial);
-    const double total_29 = unio_block_sum(
-        unio_sum_rows(total_29_first, rows_, 4, sums_, 48, 29, parts, known), partial);
-    const double total_30 = unio_block_sum(
-        unio_sum_rows(total_30_first, rows_, 4, sums_, 48, 30, parts, known), partial);
-    const double total_31 = unio_block_sum(
-        unio_sum_rows(total_31_first, rows_, 4, sums_, 48, 31, parts, known), partial);
-    const double total_32 = unio_block_sum(
-        unio_sum_rows(total_32_first, rows_, 4, sums_, 48, 32, parts, known), partial);
-    const double total_33 = unio_block_sum(
-        unio_sum_rows(total_33_first, rows_, 4, sums_, 48, 33, parts, known), partial);
-    const double total_34 = unio_block_sum(
-        unio_sum_rows(total_34_first, rows_, 4, sums_, 48, 34, parts, known), partial);
-    const double total_35 = unio_block_sum(
-        unio_sum_rows(total_35_first, rows_, 4, sums_, 48, 35, parts, known), partial);
-    const double total_36 = unio_block_sum(
-        unio_sum_rows(total_36_first, rows_, 4, sums_, 48, 36, parts, known), partial);
-    const double total_37 = unio_block_sum(
-        unio_sum_rows(total_37_first, rows_, 4, sums_, 48, 37, parts, known), partial);
-    const double total_38 = unio_block_sum(
-        unio_sum_rows(total_38_first, rows_, 4, sums_, 48, 38, parts, known), partial);
-    const double total_39 = unio_block_sum(
-        unio_sum_rows(total_39_first, rows_, 4, sums_, 48, 39, parts, known), partial);
-    const double total_40 = unio_block_sum(
-        unio_sum_rows(total_40_first, rows_, 4, sums_, 48, 40, parts, known), partial);
-    const double total_41 = unio_block_sum(
-        unio_sum_rows(total_41_first, rows_, 4, sums_, 48, 41, parts, known), partial);
-    const double total_42 = unio_block_sum(
-        unio_sum_rows(total_42_first, rows_, 4, sums_, 48, 42, parts, known), partial);
-    const double total_43 = unio_block_sum(
-        unio_sum_rows(total_43_first, rows_, 4, sums_, 48, 43, parts, known), partial);
-    const double total_44 = unio_block_sum(
-        unio_sum_rows(total_44_first, rows_, 4, sums_, 48, 44, parts, known), partial);
-    const double total_45 = unio_block_sum(
-        unio_sum_rows(total_45_first, rows_, 4, sums_, 48, 45, parts, known), partial);
-    const double total_46 = unio_block_sum(
-        unio_sum_rows(total_46_first, rows_, 4, sums_, 48, 46, parts, known), partial);
-    const double total_47 = unio_block_sum(
-        unio_sum_rows(total_47_first, rows_, 4, sums_, 48, 47, parts, known), partial);
+    const double acc_0 = unio_sum_rows(total_0_first, rows_, 4, sums_, 48, 0, parts, known);
+    const double acc_1 = unio_sum_rows(total_1_first, rows_, 4, sums_, 48, 1, parts, known);
+    const double acc_2 = unio_sum_rows(total_2_first, rows_, 4, sums_, 48, 2, parts, known);
+    const double acc_3 = unio_sum_rows(total_3_first, rows_, 4, sums_, 48, 3, parts, known);
+    const double acc_4 = unio_sum_rows(total_4_first, rows_, 4, sums_, 48, 4, parts, known);
+    const double acc_5 = unio_sum_rows(total_5_first, rows_, 4, sums_, 48, 5, parts, known);
+    const double acc_6 = unio_sum_rows(total_6_first, rows_, 4, sums_, 48, 6, parts, known);
+    const double acc_7 = unio_sum_rows(total_7_first, rows_, 4, sums_, 48, 7, parts, known);
+    const double acc_8 = unio_sum_rows(total_8_first, rows_, 4, sums_, 48, 8, parts, known);
+    const double acc_9 = unio_sum_rows(total_9_first, rows_, 4, sums_, 48, 9, parts, known);
+    const double acc_10 = unio_sum_rows(total_10_first, rows_, 4, sums_, 48, 10, parts, known);
+    const double acc_11 = unio_sum_rows(total_11_first, rows_, 4, sums_, 48, 11, parts, known);
+    const double acc_12 = unio_sum_rows(total_12_first, rows_, 4, sums_, 48, 12, parts, known);
+    const double acc_13 = unio_sum_rows(total_13_first, rows_, 4, sums_, 48, 13, parts, known);
+    const double acc_14 = unio_sum_rows(total_14_first, rows_, 4, sums_, 48, 14, parts, known);
+    const double acc_15 = unio_sum_rows(total_15_first, rows_, 4, sums_, 48, 15, parts, known);
+    const double acc_16 = unio_sum_rows(total_16_first, rows_, 4, sums_, 48, 16, parts, known);
+    const double acc_17 = unio_sum_rows(total_17_first, rows_, 4, sums_, 48, 17, parts, known);
+    const double acc_18 = unio_sum_rows(total_18_first, rows_, 4, sums_, 48, 18, parts, known);
+    const double acc_19 = unio_sum_rows(total_19_first, rows_, 4, sums_, 48, 19, parts, known);
+    const double acc_20 = unio_sum_rows(total_20_first, rows_, 4, sums_, 48, 20, parts, known);
+    const double acc_21 = unio_sum_rows(total_21_first, rows_, 4, sums_, 48, 21, parts, known);
+    const double acc_22 = unio_sum_rows(total_22_first, rows_, 4, sums_, 48, 22, parts, known);
+    const double acc_23 = unio_sum_rows(total_23_first, rows_, 4, sums_, 48, 23, parts, known);
+    const double acc_24 = unio_sum_rows(total_24_first, rows_, 4, sums_, 48, 24, parts, known);
+    const double acc_25 = unio_sum_rows(total_25_first, rows_, 4, sums_, 48, 25, parts, known);
+    const double acc_26 = unio_sum_rows(total_26_first, rows_, 4, sums_, 48, 26, parts, known);
+    const double acc_27 = unio_sum_rows(total_27_first, rows_, 4, sums_, 48, 27, parts, known);
+    const double acc_28 = unio_sum_rows(total_28_first, rows_, 4, sums_, 48, 28, parts, known);
+    const double acc_29 = unio_sum_rows(total_29_first, rows_, 4, sums_, 48, 29, parts, known);
+    const double acc_30 = unio_sum_rows(total_30_first, rows_, 4, sums_, 48, 30, parts, known);
+    const double acc_31 = unio_sum_rows(total_31_first, rows_, 4, sums_, 48, 31, parts, known);
+    const double acc_32 = unio_sum_rows(total_32_first, rows_, 4, sums_, 48, 32, parts, known);
+    const double acc_33 = unio_sum_rows(total_33_first, rows_, 4, sums_, 48, 33, parts, known);
+    const double acc_34 = unio_sum_rows(total_34_first, rows_, 4, sums_, 48, 34, parts, known);
+    const double acc_35 = unio_sum_rows(total_35_first, rows_, 4, sums_, 48, 35, parts, known);
+    const double acc_36 = unio_sum_rows(total_36_first, rows_, 4, sums_, 48, 36, parts, known);
+    const double acc_37 = unio_sum_rows(total_37_first, rows_, 4, sums_, 48, 37, parts, known);
+    const double acc_38 = unio_sum_rows(total_38_first, rows_, 4, sums_, 48, 38, parts, known);
+    const double acc_39 = unio_sum_rows(total_39_first, rows_, 4, sums_, 48, 39, parts, known);
+    const double acc_40 = unio_sum_rows(total_40_first, rows_, 4, sums_, 48, 40, parts, known);
+    const double acc_41 = unio_sum_rows(total_41_first, rows_, 4, sums_, 48, 41, parts, known);
+    const double acc_42 = unio_sum_rows(total_42_first, rows_, 4, sums_, 48, 42, parts, known);
+    const double acc_43 = unio_sum_rows(total_43_first, rows_, 4, sums_, 48, 43, parts, known);
+    const double acc_44 = unio_sum_rows(total_44_first, rows_, 4, sums_, 48, 44, parts, known);
+    const double acc_45 = unio_sum_rows(total_45_first, rows_, 4, sums_, 48, 45, parts, known);
+    const double acc_46 = unio_sum_rows(total_46_first, rows_, 4, sums_, 48, 46, parts, known);
+    const double acc_47 = unio_sum_rows(total_47_first, rows_, 4, sums_, 48, 47, parts, known);
+    double summed[] = {acc_0, acc_1, acc_2, acc_3, acc_4, acc_5, acc_6, acc_7, acc_8, acc_9, acc_10, acc_11, acc_12, acc_13, acc_14, acc_15, acc_16, acc_17, acc_18, acc_19, acc_20, acc_21, acc_22, acc_23, acc_24, acc_25, acc_26, acc_27, acc_28, acc_29, acc_30, acc_31, acc_32, acc_33, acc_34, acc_35, acc_36, acc_37, acc_38, acc_39, acc_40, acc_41, acc_42, acc_43, acc_44, acc_45, acc_46, acc_47};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
+    const double total_3 = summed[3];
+    const double total_4 = summed[4];
+    const double total_5 = summed[5];
+    const double total_6 = summed[6];
+    const double total_7 = summed[7];
+    const double total_8 = summed[8];
+    const double total_9 = summed[9];
+    const double total_10 = summed[10];
+    const double total_11 = summed[11];
+    const double total_12 = summed[12];
+    const double total_13 = summed[13];
+    const double total_14 = summed[14];
+    const double total_15 = summed[15];
+    const double total_16 = summed[16];
+    const double total_17 = summed[17];
+    const double total_18 = summed[18];
+    const double total_19 = summed[19];
+    const double total_20 = summed[20];
+    const double total_21 = summed[21];
+    const double total_22 = summed[22];
+    const double total_23 = summed[23];
+    const double total_24 = summed[24];
+    const double total_25 = summed[25];
+    const double total_26 = summed[26];
+    const double total_27 = summed[27];
+    const double total_28 = summed[28];
+    const double total_29 = summed[29];
+    const double total_30 = summed[30];
+    const double total_31 = summed[31];
+    const double total_32 = summed[32];
+    const double total_33 = summed[33];
+    const double total_34 = summed[34];
+    const double total_35 = summed[35];
+    const double total_36 = summed[36];
+    const double total_37 = summed[37];
+    const double total_38 = summed[38];
+    const double total_39 = summed[39];
+    const double total_40 = summed[40];
+    const double total_41 = summed[41];
+    const double total_42 = summed[42];
+    const double total_43 = summed[43];
+    const double total_44 = summed[44];
+    const double total_45 = summed[45];
+    const double total_46 = summed[46];
+    const double total_47 = summed[47];
 
     __syncthreads();
     if (threadIdx.x % 32 == 0 && threadIdx.x < 512 && n > 0) {

@@ -16,36 +16,52 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_count(
     UNIO_SHARED(double, partial, 0);
     const real prev_adam_m_bound_ = real(prev_adam_m_bound[0]);
     const real prev_adam_v_bound_ = real(prev_adam_v_bound[0]);
+    // A turn is 8 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
+    const bool many = unsigned(n) >= gridDim.x * 4096 && unio_lead(v) == unio_lead(m) && unio_lead(w) == unio_lead(m);
+    const unsigned lead = many ? unio_lead(m) : 0;
+    const unsigned step = gridDim.x * 512;
     double acc_0 = 0.0;
     double acc_1 = 0.0;
     double acc_2 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
-    const bool many = unsigned(n) >= gridDim.x * 4096;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
+        real m_s[8];
+        real v_s[8];
+        real w_s[8];
+        const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
         // Where all are there, no read hangs on a condition.
-        if (first + 7 * step + 512 <= unsigned(n)) {
+        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
+        if (whole) {
+            unio_load4(m_s + 0, m + own);
+            unio_load4(v_s + 0, v + own);
+            unio_load4(w_s + 0, w + own);
+            unio_load4(m_s + 4, m + own + 2048);
+            unio_load4(v_s + 4, v + own + 2048);
+            unio_load4(w_s + 4, w + own + 2048);
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const int e = int(first + k * step + threadIdx.x);
-                acc_0 = acc_0 + double(real(unio_isfinite(w[e]) ? 0 : 1));
-                acc_1 = acc_1 + double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(prev_adam_m_bound_, real(1)) ? 0 : 1));
-                acc_2 = acc_2 + double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(prev_adam_v_bound_, real(1)) ? 0 : 1));
+                const int e = int(own + (k / 4 * 2048 + k % 4));
+                acc_0 = acc_0 + double(real(unio_isfinite(w_s[k]) ? 0 : 1));
+                acc_1 = acc_1 + double(real(unio_isfinite(m_s[k]) && unio_abs(m_s[k]) <= real(1000) * unio_max(prev_adam_m_bound_, real(1)) ? 0 : 1));
+                acc_2 = acc_2 + double(real(unio_isfinite(v_s[k]) && unio_abs(v_s[k]) <= real(1000) * unio_max(prev_adam_v_bound_, real(1)) ? 0 : 1));
             }
         } else {
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const unsigned place = first + k * step + threadIdx.x;
+                const unsigned place = own + (many ? (k / 4 * 2048 + k % 4) : k * step);
                 const bool there = place < unsigned(n);
                 const int e = there ? int(place) : n - 1;
-                acc_0 = acc_0 + (there ? double(real(unio_isfinite(w[e]) ? 0 : 1)) : 0.0);
-                acc_1 = acc_1 + (there ? double(real(unio_isfinite(m[e]) && unio_abs(m[e]) <= real(1000) * unio_max(prev_adam_m_bound_, real(1)) ? 0 : 1)) : 0.0);
-                acc_2 = acc_2 + (there ? double(real(unio_isfinite(v[e]) && unio_abs(v[e]) <= real(1000) * unio_max(prev_adam_v_bound_, real(1)) ? 0 : 1)) : 0.0);
+                m_s[k] = m[e];
+                v_s[k] = v[e];
+                w_s[k] = w[e];
+                acc_0 = acc_0 + (there ? double(real(unio_isfinite(w_s[k]) ? 0 : 1)) : 0.0);
+                acc_1 = acc_1 + (there ? double(real(unio_isfinite(m_s[k]) && unio_abs(m_s[k]) <= real(1000) * unio_max(prev_adam_m_bound_, real(1)) ? 0 : 1)) : 0.0);
+                acc_2 = acc_2 + (there ? double(real(unio_isfinite(v_s[k]) && unio_abs(v_s[k]) <= real(1000) * unio_max(prev_adam_v_bound_, real(1)) ? 0 : 1)) : 0.0);
             }
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
+    double summed[] = {acc_0, acc_1, acc_2};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
 
     // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
@@ -81,12 +97,14 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_finish(
     const double total_0_first = unio_first_row(rows_, 4, sums_, 3, 0, known, 0.0);
     const double total_1_first = unio_first_row(rows_, 4, sums_, 3, 1, known, 0.0);
     const double total_2_first = unio_first_row(rows_, 4, sums_, 3, 2, known, 0.0);
-    const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 3, 0, parts, known), partial);
-    const double total_1 = unio_block_sum(
-        unio_sum_rows(total_1_first, rows_, 4, sums_, 3, 1, parts, known), partial);
-    const double total_2 = unio_block_sum(
-        unio_sum_rows(total_2_first, rows_, 4, sums_, 3, 2, parts, known), partial);
+    const double acc_0 = unio_sum_rows(total_0_first, rows_, 4, sums_, 3, 0, parts, known);
+    const double acc_1 = unio_sum_rows(total_1_first, rows_, 4, sums_, 3, 1, parts, known);
+    const double acc_2 = unio_sum_rows(total_2_first, rows_, 4, sums_, 3, 2, parts, known);
+    double summed[] = {acc_0, acc_1, acc_2};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
 
     __syncthreads();
     if (threadIdx.x % 32 == 0 && threadIdx.x < 96 && n > 0) {

@@ -36,16 +36,16 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, joined, 256);
-    UNIO_SHARED(int, counts_0, 2304);
-    UNIO_SHARED(int, counts_0_lists, 6400);
-    UNIO_SHARED(int, counts_1, 10496);
-    UNIO_SHARED(int, counts_1_lists, 14592);
-    UNIO_SHARED(int, counts_2, 18688);
-    UNIO_SHARED(int, counts_2_lists, 22784);
+    UNIO_SHARED(int, joined, 1280);
+    UNIO_SHARED(int, counts_0, 3328);
+    UNIO_SHARED(unsigned short, counts_0_lists, 11520);
+    UNIO_SHARED(int, counts_1, 16640);
+    UNIO_SHARED(unsigned short, counts_1_lists, 24832);
+    UNIO_SHARED(int, counts_2, 29952);
+    UNIO_SHARED(unsigned short, counts_2_lists, 38144);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    for (int bin = threadIdx.x; bin < 1024; bin += 512) {
+    for (int bin = threadIdx.x; bin < 2048; bin += 512) {
         counts_0[bin] = 0;
         counts_1[bin] = 0;
         counts_2[bin] = 0;
@@ -53,94 +53,94 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
     __syncthreads();
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_0_window = unio_window(brackets_[0]);
-    int* const counts_0_list = counts_0_lists + warp * UNIO_HELD;
+    unsigned short* const counts_0_list = counts_0_lists + warp * 160;
     int counts_0_held = 0;
     int counts_0_beyond = 0;
     int counts_0_not_finite = 0;
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_1_window = unio_window(brackets_[8]);
-    int* const counts_1_list = counts_1_lists + warp * UNIO_HELD;
+    unsigned short* const counts_1_list = counts_1_lists + warp * 160;
     int counts_1_held = 0;
     int counts_1_beyond = 0;
     int counts_1_not_finite = 0;
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_2_window = unio_window(brackets_[16]);
-    int* const counts_2_list = counts_2_lists + warp * UNIO_HELD;
+    unsigned short* const counts_2_list = counts_2_lists + warp * 160;
     int counts_2_held = 0;
     int counts_2_beyond = 0;
     int counts_2_not_finite = 0;
+    // A turn is 4 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
+    const bool many = unsigned(n) >= gridDim.x * 2048 && unio_lead(m) == unio_lead(g) && unio_lead(v) == unio_lead(g) && unio_lead(w) == unio_lead(g);
+    const unsigned lead = many ? unio_lead(g) : 0;
+    const unsigned step = gridDim.x * 512;
     double acc_3 = 0.0;
     double acc_4 = 0.0;
     double acc_5 = 0.0;
     double acc_6 = 0.0;
     double acc_8 = 0.0;
     float acc_7 = -unio_inf();
-    // One read of the buffers serves every statistic, 4 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
-    const bool many = unsigned(n) >= gridDim.x * 2048;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n); first += gridDim.x * 2048) {
+    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n) + lead; first += gridDim.x * 2048) {
+        real g_s[4];
+        real m_s[4];
+        real v_s[4];
+        real w_s[4];
         float counts_0_value[4];
         float counts_1_value[4];
         float counts_2_value[4];
+        const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
         // Where all are there, no read hangs on a condition.
-        if (first + 3 * step + 512 <= unsigned(n)) {
+        const bool whole = many && first >= lead && first - lead + 2048 <= unsigned(n);
+        if (whole) {
+            unio_load4(g_s + 0, g + own);
+            unio_load4(m_s + 0, m + own);
+            unio_load4(v_s + 0, v + own);
+            unio_load4(w_s + 0, w + own);
             UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-                const int e = int(first + k * step + threadIdx.x);
-                acc_3 = acc_3 + (double(w[e]) * double(g[e]));
-                acc_4 = acc_4 + (double(w[e]) * double(w[e]));
-                acc_5 = acc_5 + double(unio_abs(g[e]));
-                acc_6 = acc_6 + double(unio_abs(w[e]));
-                acc_8 = acc_8 + double(real(unio_isfinite(w[e]) ? 1 : 1));
-                acc_7 = unio_max(acc_7, float(unio_abs(w[e])));
-                counts_0_value[k] = unio_abs(w[e]);
-                counts_1_value[k] = unio_abs(m[e]);
-                counts_2_value[k] = unio_abs(v[e]);
+                const int e = int(own + k);
+                acc_3 = unio_fma(double(w_s[k]), double(g_s[k]), acc_3);
+                acc_4 = unio_fma(double(w_s[k]), double(w_s[k]), acc_4);
+                acc_5 = acc_5 + unio_abs(double(g_s[k]));
+                acc_6 = acc_6 + unio_abs(double(w_s[k]));
+                acc_8 = acc_8 + double(real(unio_isfinite(w_s[k]) ? 1 : 1));
+                acc_7 = unio_max(acc_7, float(unio_abs(w_s[k])));
+                counts_0_value[k] = unio_abs(w_s[k]);
+                counts_1_value[k] = unio_abs(m_s[k]);
+                counts_2_value[k] = unio_abs(v_s[k]);
             }
         } else {
             UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-                const unsigned place = first + k * step + threadIdx.x;
+                const unsigned place = own + (many ? k : k * step);
                 const bool there = place < unsigned(n);
                 const int e = there ? int(place) : n - 1;
-                acc_3 = acc_3 + (there ? (double(w[e]) * double(g[e])) : 0.0);
-                acc_4 = acc_4 + (there ? (double(w[e]) * double(w[e])) : 0.0);
-                acc_5 = acc_5 + (there ? double(unio_abs(g[e])) : 0.0);
-                acc_6 = acc_6 + (there ? double(unio_abs(w[e])) : 0.0);
-                acc_8 = acc_8 + (there ? double(real(unio_isfinite(w[e]) ? 1 : 1)) : 0.0);
-                acc_7 = unio_max(acc_7, there ? float(unio_abs(w[e])) : -unio_inf());
-                counts_0_value[k] = there ? unio_abs(w[e]) : 0.0f;
-                counts_1_value[k] = there ? unio_abs(m[e]) : 0.0f;
-                counts_2_value[k] = there ? unio_abs(v[e]) : 0.0f;
+                g_s[k] = g[e];
+                m_s[k] = m[e];
+                v_s[k] = v[e];
+                w_s[k] = w[e];
+                acc_3 = there ? unio_fma(double(w_s[k]), double(g_s[k]), acc_3) : acc_3;
+                acc_4 = there ? unio_fma(double(w_s[k]), double(w_s[k]), acc_4) : acc_4;
+                acc_5 = acc_5 + (there ? unio_abs(double(g_s[k])) : 0.0);
+                acc_6 = acc_6 + (there ? unio_abs(double(w_s[k])) : 0.0);
+                acc_8 = acc_8 + (there ? double(real(unio_isfinite(w_s[k]) ? 1 : 1)) : 0.0);
+                acc_7 = unio_max(acc_7, there ? float(unio_abs(w_s[k])) : -unio_inf());
+                counts_0_value[k] = there ? unio_abs(w_s[k]) : 0.0f;
+                counts_1_value[k] = there ? unio_abs(m_s[k]) : 0.0f;
+                counts_2_value[k] = there ? unio_abs(v_s[k]) : 0.0f;
             }
         }
-        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-            const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
-            const unsigned counts_0_takers = __ballot_sync(UNIO_WARP, counts_0_bin >= 0);
-            if (counts_0_takers != 0u) {
-                counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_bin, counts_0_takers, lane);
-            }
-            if (counts_0_held >= 32) {
-                counts_0_held = unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
-                    &counts_0_beyond, &counts_0_not_finite);
-            }
-            const int counts_1_bin = unio_key(counts_1_value[k]) - counts_1_window;
-            const unsigned counts_1_takers = __ballot_sync(UNIO_WARP, counts_1_bin >= 0);
-            if (counts_1_takers != 0u) {
-                counts_1_held = unio_hold(counts_1_list, counts_1_held, counts_1_bin, counts_1_takers, lane);
-            }
-            if (counts_1_held >= 32) {
-                counts_1_held = unio_tally(counts_1 + warp * UNIO_WINDOW, counts_1_list, counts_1_held, counts_1_window, lane,
-                    &counts_1_beyond, &counts_1_not_finite);
-            }
-            const int counts_2_bin = unio_key(counts_2_value[k]) - counts_2_window;
-            const unsigned counts_2_takers = __ballot_sync(UNIO_WARP, counts_2_bin >= 0);
-            if (counts_2_takers != 0u) {
-                counts_2_held = unio_hold(counts_2_list, counts_2_held, counts_2_bin, counts_2_takers, lane);
-            }
-            if (counts_2_held >= 32) {
-                counts_2_held = unio_tally(counts_2 + warp * UNIO_WINDOW, counts_2_list, counts_2_held, counts_2_window, lane,
-                    &counts_2_beyond, &counts_2_not_finite);
-            }
+        counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_value, counts_0_window, lane);
+        while (counts_0_held >= 32) {
+            counts_0_held = unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
+                &counts_0_beyond, &counts_0_not_finite);
+        }
+        counts_1_held = unio_hold(counts_1_list, counts_1_held, counts_1_value, counts_1_window, lane);
+        while (counts_1_held >= 32) {
+            counts_1_held = unio_tally(counts_1 + warp * UNIO_WINDOW, counts_1_list, counts_1_held, counts_1_window, lane,
+                &counts_1_beyond, &counts_1_not_finite);
+        }
+        counts_2_held = unio_hold(counts_2_list, counts_2_held, counts_2_value, counts_2_window, lane);
+        while (counts_2_held >= 32) {
+            counts_2_held = unio_tally(counts_2 + warp * UNIO_WINDOW, counts_2_list, counts_2_held, counts_2_window, lane,
+                &counts_2_beyond, &counts_2_not_finite);
         }
     }
     unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
@@ -149,22 +149,21 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
         &counts_1_beyond, &counts_1_not_finite);
     unio_tally(counts_2 + warp * UNIO_WINDOW, counts_2_list, counts_2_held, counts_2_window, lane,
         &counts_2_beyond, &counts_2_not_finite);
-    const double total_3 = unio_block_sum(acc_3, partial);
-    const double total_4 = unio_block_sum(acc_4, partial);
-    const double total_5 = unio_block_sum(acc_5, partial);
-    const double total_6 = unio_block_sum(acc_6, partial);
-    const double total_8 = unio_block_sum(acc_8, partial);
-    const double total_7 = unio_block_max(acc_7, partial);
+    double summed[] = {acc_3, acc_4, acc_5, acc_6, acc_8};
+    unio_block_sums(summed, partial);
+    const double total_3 = summed[0];
+    const double total_4 = summed[1];
+    const double total_5 = summed[2];
+    const double total_6 = summed[3];
+    const double total_8 = summed[4];
+    double largest[] = {acc_7};
+    unio_block_maxima(largest, partial);
+    const double total_7 = largest[0];
 
     // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
-    int* const row = rows_ + size_t(blockIdx.x) * 202;
-    __syncthreads();
-    const int counts_0_not_finite_total = unio_block_sum(counts_0_not_finite, joined);
-    const int counts_0_beyond_total = unio_block_sum(counts_0_beyond, joined);
-    const int counts_1_not_finite_total = unio_block_sum(counts_1_not_finite, joined);
-    const int counts_1_beyond_total = unio_block_sum(counts_1_beyond, joined);
-    const int counts_2_not_finite_total = unio_block_sum(counts_2_not_finite, joined);
-    const int counts_2_beyond_total = unio_block_sum(counts_2_beyond, joined);
+    int* const row = rows_ + size_t(blockIdx.x) * 394;
+    int outside[] = {counts_0_not_finite, counts_0_beyond - counts_0_not_finite, counts_1_not_finite, counts_1_beyond - counts_1_not_finite, counts_2_not_finite, counts_2_beyond - counts_2_not_finite};
+    unio_block_sums(outside, joined);
     if (threadIdx.x == 0) {
         row[0] = n;
         row[1] = gridDim.x;
@@ -174,17 +173,14 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
         sums_[size_t(blockIdx.x) * 6 + 3] = total_6;
         sums_[size_t(blockIdx.x) * 6 + 5] = total_8;
         sums_[size_t(blockIdx.x) * 6 + 4] = n > 0 ? total_7 : 0.0;
-        row[4] = counts_0_not_finite_total;
-        row[5] = counts_0_beyond_total - counts_0_not_finite_total;
-        row[6] = counts_1_not_finite_total;
-        row[7] = counts_1_beyond_total - counts_1_not_finite_total;
-        row[8] = counts_2_not_finite_total;
-        row[9] = counts_2_beyond_total - counts_2_not_finite_total;
+    }
+    if (threadIdx.x == 0) {
+        UNIO_UNROLL() for (int k = 0; k < 6; ++k) row[4 + k] = outside[k];
     }
     if (threadIdx.x < UNIO_WINDOW) {
         row[10 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_0);
-        row[74 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_1);
-        row[138 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_2);
+        row[138 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_1);
+        row[266 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_2);
     }
 }
 
@@ -202,14 +198,16 @@ UNIO_KERNEL(1024) sp4_param_group_oracle_settle(
     const int known = -1;
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        const int not_finite_first = unio_count_of_row(rows_, 202, 4, known);
-        const int beyond_first = unio_count_of_row(rows_, 202, 5, known);
+        const int not_finite_first = unio_count_of_row(rows_, 394, 4, known);
+        const int beyond_first = unio_count_of_row(rows_, 394, 5, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 10, parts, known, joined), counted);
-        const int not_finite = unio_count_rows(not_finite_first, rows_, 202, 4, parts, known);
-        const int finite = unio_elements(rows_, 202, parts) - unio_block_sum(not_finite, joined);
-        const int beyond =
-            unio_block_sum(unio_count_rows(beyond_first, rows_, 202, 5, parts, known), joined);
+            unio_columns<UNIO_WINDOW, UNIO_ROWS>(rows_, 394, rows_, 394, 10, parts, known, joined), counted);
+        int outside[] = {
+            unio_count_rows(not_finite_first, rows_, 394, 4, parts, known),
+            unio_count_rows(beyond_first, rows_, 394, 5, parts, known)};
+        unio_block_sums(outside, joined);
+        const int finite = unio_elements(rows_, 394, parts) - outside[0];
+        const int beyond = outside[1];
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -226,14 +224,16 @@ UNIO_KERNEL(1024) sp4_param_group_oracle_settle(
     }
     if (blockIdx.x == 1) {
         const int window = unio_window(brackets_[8]);
-        const int not_finite_first = unio_count_of_row(rows_, 202, 6, known);
-        const int beyond_first = unio_count_of_row(rows_, 202, 7, known);
+        const int not_finite_first = unio_count_of_row(rows_, 394, 6, known);
+        const int beyond_first = unio_count_of_row(rows_, 394, 7, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 74, parts, known, joined), counted);
-        const int not_finite = unio_count_rows(not_finite_first, rows_, 202, 6, parts, known);
-        const int finite = unio_elements(rows_, 202, parts) - unio_block_sum(not_finite, joined);
-        const int beyond =
-            unio_block_sum(unio_count_rows(beyond_first, rows_, 202, 7, parts, known), joined);
+            unio_columns<UNIO_WINDOW, UNIO_ROWS>(rows_, 394, rows_, 394, 138, parts, known, joined), counted);
+        int outside[] = {
+            unio_count_rows(not_finite_first, rows_, 394, 6, parts, known),
+            unio_count_rows(beyond_first, rows_, 394, 7, parts, known)};
+        unio_block_sums(outside, joined);
+        const int finite = unio_elements(rows_, 394, parts) - outside[0];
+        const int beyond = outside[1];
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -250,14 +250,16 @@ UNIO_KERNEL(1024) sp4_param_group_oracle_settle(
     }
     if (blockIdx.x == 2) {
         const int window = unio_window(brackets_[16]);
-        const int not_finite_first = unio_count_of_row(rows_, 202, 8, known);
-        const int beyond_first = unio_count_of_row(rows_, 202, 9, known);
+        const int not_finite_first = unio_count_of_row(rows_, 394, 8, known);
+        const int beyond_first = unio_count_of_row(rows_, 394, 9, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 202, rows_, 202, 138, parts, known, joined), counted);
-        const int not_finite = unio_count_rows(not_finite_first, rows_, 202, 8, parts, known);
-        const int finite = unio_elements(rows_, 202, parts) - unio_block_sum(not_finite, joined);
-        const int beyond =
-            unio_block_sum(unio_count_rows(beyond_first, rows_, 202, 9, parts, known), joined);
+            unio_columns<UNIO_WINDOW, UNIO_ROWS>(rows_, 394, rows_, 394, 266, parts, known, joined), counted);
+        int outside[] = {
+            unio_count_rows(not_finite_first, rows_, 394, 8, parts, known),
+            unio_count_rows(beyond_first, rows_, 394, 9, parts, known)};
+        unio_block_sums(outside, joined);
+        const int finite = unio_elements(rows_, 394, parts) - outside[0];
+        const int beyond = outside[1];
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -289,8 +291,10 @@ UNIO_KERNEL(256) sp4_param_group_oracle_exponents(
     UNIO_SHARED(int, counts_1, 8192);
     UNIO_SHARED(int, counts_2, 16384);
     // Only where a rank was not in its window: counts by exponent.
-    const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0;
-    if (settled) {
+    const bool stat_0_settled = brackets_[1] != 0;
+    const bool stat_1_settled = brackets_[9] != 0;
+    const bool stat_2_settled = brackets_[17] != 0;
+    if (stat_0_settled && stat_1_settled && stat_2_settled) {
         return;
     }
     const int warp = threadIdx.x / 32;
@@ -316,9 +320,15 @@ UNIO_KERNEL(256) sp4_param_group_oracle_exponents(
             counts_2_value[k] = there ? unio_abs(v[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
-            unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
-            unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
-            unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, unio_exponent(counts_2_value[k]), lane);
+            if (!stat_0_settled) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+            }
+            if (!stat_1_settled) {
+                unio_count<UNIO_BINS>(counts_1 + warp * UNIO_BINS, unio_exponent(counts_1_value[k]), lane);
+            }
+            if (!stat_2_settled) {
+                unio_count<UNIO_BINS>(counts_2 + warp * UNIO_BINS, unio_exponent(counts_2_value[k]), lane);
+            }
         }
     }
     __syncthreads();
@@ -350,8 +360,10 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
     UNIO_SHARED(int, counts_1, 10384);
     UNIO_SHARED(int, counts_2, 18576);
     // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
-    const bool settled = brackets_[1] != 0 && brackets_[9] != 0 && brackets_[17] != 0;
-    if (settled) {
+    const bool stat_0_settled = brackets_[1] != 0;
+    const bool stat_1_settled = brackets_[9] != 0;
+    const bool stat_2_settled = brackets_[17] != 0;
+    if (stat_0_settled && stat_1_settled && stat_2_settled) {
         return;
     }
     const int warp = threadIdx.x / 32;
@@ -363,21 +375,33 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
     }
     __syncthreads();
     const int known = -1;
-    unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 0, parts, known, joined), counted);
-    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
-    const int stat_0_exponent = found[0];
-    __syncthreads();
-    unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 256, parts, known, joined), counted);
-    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[13]), found);
-    const int stat_1_exponent = found[0];
-    __syncthreads();
-    unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 512, parts, known, joined), counted);
-    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[21]), found);
-    const int stat_2_exponent = found[0];
-    __syncthreads();
+    // No value has the exponent of what is settled.
+    int stat_0_exponent = -1;
+    if (!stat_0_settled) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, exponents_, 768, 0, parts, known, joined), counted);
+        unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
+        stat_0_exponent = found[0];
+        __syncthreads();
+    }
+    // No value has the exponent of what is settled.
+    int stat_1_exponent = -1;
+    if (!stat_1_settled) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, exponents_, 768, 256, parts, known, joined), counted);
+        unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[13]), found);
+        stat_1_exponent = found[0];
+        __syncthreads();
+    }
+    // No value has the exponent of what is settled.
+    int stat_2_exponent = -1;
+    if (!stat_2_settled) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, exponents_, 768, 512, parts, known, joined), counted);
+        unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[21]), found);
+        stat_2_exponent = found[0];
+        __syncthreads();
+    }
     const bool many = unsigned(n) >= gridDim.x * 1024;
     const unsigned step = many ? 256 : gridDim.x * 256;
     for (unsigned first = blockIdx.x * (many ? 1024 : 256); first < unsigned(n); first += gridDim.x * 1024) {
@@ -450,44 +474,60 @@ UNIO_KERNEL(512) sp4_param_group_oracle_finish(
     int parts
 ) {
     UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, joined, 256);
-    UNIO_SHARED(int, counted, 2304);
-    UNIO_SHARED(int, found, 3456);
-    const int n = unio_elements(rows_, 202, parts);
+    UNIO_SHARED(int, joined, 1280);
+    UNIO_SHARED(int, counted, 3328);
+    UNIO_SHARED(int, found, 4480);
+    const int n = unio_elements(rows_, 394, parts);
     const int known = -1;
-    const double total_3_first = unio_first_row(rows_, 202, sums_, 6, 0, known, 0.0);
-    const double total_4_first = unio_first_row(rows_, 202, sums_, 6, 1, known, 0.0);
-    const double total_5_first = unio_first_row(rows_, 202, sums_, 6, 2, known, 0.0);
-    const double total_6_first = unio_first_row(rows_, 202, sums_, 6, 3, known, 0.0);
-    const double total_8_first = unio_first_row(rows_, 202, sums_, 6, 5, known, 0.0);
-    const double total_7_first = unio_first_row(rows_, 202, sums_, 6, 4, known, -double(unio_inf()));
-    const double total_3 = unio_block_sum(
-        unio_sum_rows(total_3_first, rows_, 202, sums_, 6, 0, parts, known), partial);
-    const double total_4 = unio_block_sum(
-        unio_sum_rows(total_4_first, rows_, 202, sums_, 6, 1, parts, known), partial);
-    const double total_5 = unio_block_sum(
-        unio_sum_rows(total_5_first, rows_, 202, sums_, 6, 2, parts, known), partial);
-    const double total_6 = unio_block_sum(
-        unio_sum_rows(total_6_first, rows_, 202, sums_, 6, 3, parts, known), partial);
-    const double total_8 = unio_block_sum(
-        unio_sum_rows(total_8_first, rows_, 202, sums_, 6, 5, parts, known), partial);
-    const double total_7 = unio_block_max(
-        unio_max_rows(total_7_first, rows_, 202, sums_, 6, 4, parts, known), partial);
-
+    const double total_3_first = unio_first_row(rows_, 394, sums_, 6, 0, known, 0.0);
+    const double total_4_first = unio_first_row(rows_, 394, sums_, 6, 1, known, 0.0);
+    const double total_5_first = unio_first_row(rows_, 394, sums_, 6, 2, known, 0.0);
+    const double total_6_first = unio_first_row(rows_, 394, sums_, 6, 3, known, 0.0);
+    const double total_8_first = unio_first_row(rows_, 394, sums_, 6, 5, known, 0.0);
+    const double total_7_first = unio_first_row(rows_, 394, sums_, 6, 4, known, -double(unio_inf()));
+    // On their way before the sums are joined.
+    const int stat_0_settled = brackets_[1];
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
     int stat_0_count = brackets_[4];
     const int stat_0_finite = brackets_[5];
+    const int stat_1_settled = brackets_[9];
+    int stat_1_key = brackets_[10];
+    int stat_1_below = brackets_[11];
+    int stat_1_count = brackets_[12];
+    const int stat_1_finite = brackets_[13];
+    const int stat_2_settled = brackets_[17];
+    int stat_2_key = brackets_[18];
+    int stat_2_below = brackets_[19];
+    int stat_2_count = brackets_[20];
+    const int stat_2_finite = brackets_[21];
+    const double acc_3 = unio_sum_rows(total_3_first, rows_, 394, sums_, 6, 0, parts, known);
+    const double acc_4 = unio_sum_rows(total_4_first, rows_, 394, sums_, 6, 1, parts, known);
+    const double acc_5 = unio_sum_rows(total_5_first, rows_, 394, sums_, 6, 2, parts, known);
+    const double acc_6 = unio_sum_rows(total_6_first, rows_, 394, sums_, 6, 3, parts, known);
+    const double acc_8 = unio_sum_rows(total_8_first, rows_, 394, sums_, 6, 5, parts, known);
+    const double acc_7 = unio_max_rows(total_7_first, rows_, 394, sums_, 6, 4, parts, known);
+    double summed[] = {acc_3, acc_4, acc_5, acc_6, acc_8};
+    unio_block_sums(summed, partial);
+    const double total_3 = summed[0];
+    const double total_4 = summed[1];
+    const double total_5 = summed[2];
+    const double total_6 = summed[3];
+    const double total_8 = summed[4];
+    double largest[] = {acc_7};
+    unio_block_maxima(largest, partial);
+    const double total_7 = largest[0];
+
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    if (brackets_[1] == 0) {
+    if (stat_0_settled == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 0, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, exponents_, 768, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 0, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, refined_, 768, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
         stat_0_key = exponent << 8 | found[0];
         stat_0_below = lower + found[1];
@@ -497,23 +537,19 @@ UNIO_KERNEL(512) sp4_param_group_oracle_finish(
     const float stat_0_value =
         unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
     if (threadIdx.x == 0 && stat_0_finite > 0) {
-        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
+        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW_BELOW);
     }
 
-    int stat_1_key = brackets_[10];
-    int stat_1_below = brackets_[11];
-    int stat_1_count = brackets_[12];
-    const int stat_1_finite = brackets_[13];
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
-    if (brackets_[9] == 0) {
+    if (stat_1_settled == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 256, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, exponents_, 768, 256, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_1_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 256, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, refined_, 768, 256, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_1_rank - lower, found);
         stat_1_key = exponent << 8 | found[0];
         stat_1_below = lower + found[1];
@@ -523,23 +559,19 @@ UNIO_KERNEL(512) sp4_param_group_oracle_finish(
     const float stat_1_value =
         unio_bin_value(stat_1_key >> 8, stat_1_key & 255, stat_1_rank - stat_1_below, stat_1_count);
     if (threadIdx.x == 0 && stat_1_finite > 0) {
-        brackets_[8] = unio_window(stat_1_key - UNIO_WINDOW / 2);
+        brackets_[8] = unio_window(stat_1_key - UNIO_WINDOW_BELOW);
     }
 
-    int stat_2_key = brackets_[18];
-    int stat_2_below = brackets_[19];
-    int stat_2_count = brackets_[20];
-    const int stat_2_finite = brackets_[21];
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
-    if (brackets_[17] == 0) {
+    if (stat_2_settled == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, exponents_, 768, 512, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, exponents_, 768, 512, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_2_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 202, refined_, 768, 512, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, refined_, 768, 512, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_2_rank - lower, found);
         stat_2_key = exponent << 8 | found[0];
         stat_2_below = lower + found[1];
@@ -549,7 +581,7 @@ UNIO_KERNEL(512) sp4_param_group_oracle_finish(
     const float stat_2_value =
         unio_bin_value(stat_2_key >> 8, stat_2_key & 255, stat_2_rank - stat_2_below, stat_2_count);
     if (threadIdx.x == 0 && stat_2_finite > 0) {
-        brackets_[16] = unio_window(stat_2_key - UNIO_WINDOW / 2);
+        brackets_[16] = unio_window(stat_2_key - UNIO_WINDOW_BELOW);
     }
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 256 && n > 0) {

@@ -44,10 +44,12 @@ UNIO_KERNEL(512) sp4_q_abs_ref(
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
-            acc_0 = acc_0 + (there ? double(unio_abs(q[e])) : 0.0);
+            acc_0 = acc_0 + (there ? unio_abs(double(q[e])) : 0.0);
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
+    double summed[] = {acc_0};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
@@ -72,28 +74,36 @@ UNIO_KERNEL(512) sp4_q_abs_ref_count(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    double acc_0 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
+    // A turn is 8 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
     const bool many = unsigned(n) >= gridDim.x * 4096;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
+    const unsigned lead = many ? unio_lead(q) : 0;
+    const unsigned step = gridDim.x * 512;
+    double acc_0 = 0.0;
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
+        real q_s[8];
+        const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
         // Where all are there, no read hangs on a condition.
-        if (first + 7 * step + 512 <= unsigned(n)) {
+        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
+        if (whole) {
+            unio_load4(q_s + 0, q + own);
+            unio_load4(q_s + 4, q + own + 2048);
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const int e = int(first + k * step + threadIdx.x);
-                acc_0 = acc_0 + double(unio_abs(q[e]));
+                const int e = int(own + (k / 4 * 2048 + k % 4));
+                acc_0 = acc_0 + unio_abs(double(q_s[k]));
             }
         } else {
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const unsigned place = first + k * step + threadIdx.x;
+                const unsigned place = own + (many ? (k / 4 * 2048 + k % 4) : k * step);
                 const bool there = place < unsigned(n);
                 const int e = there ? int(place) : n - 1;
-                acc_0 = acc_0 + (there ? double(unio_abs(q[e])) : 0.0);
+                q_s[k] = q[e];
+                acc_0 = acc_0 + (there ? unio_abs(double(q_s[k])) : 0.0);
             }
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
+    double summed[] = {acc_0};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
 
     // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
@@ -117,10 +127,12 @@ UNIO_KERNEL(512) sp4_q_abs_ref_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    const int known = unio_rows_of(n);
+    const int known = unio_rows_of<512>(n);
     const double total_0_first = unio_first_row(rows_, 4, sums_, 1, 0, known, 0.0);
-    const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts, known), partial);
+    const double acc_0 = unio_sum_rows(total_0_first, rows_, 4, sums_, 1, 0, parts, known);
+    double summed[] = {acc_0};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

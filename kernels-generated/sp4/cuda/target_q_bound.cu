@@ -118,64 +118,64 @@ UNIO_KERNEL(512) sp4_target_q_bound_count(
 ) {
     UNIO_SHARED(int, joined, 0);
     UNIO_SHARED(int, counts_0, 2048);
-    UNIO_SHARED(int, counts_0_lists, 6144);
+    UNIO_SHARED(unsigned short, counts_0_lists, 10240);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    for (int bin = threadIdx.x; bin < 1024; bin += 512) {
+    for (int bin = threadIdx.x; bin < 2048; bin += 512) {
         counts_0[bin] = 0;
     }
     __syncthreads();
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_0_window = unio_window(brackets_[0]);
-    int* const counts_0_list = counts_0_lists + warp * UNIO_HELD;
+    unsigned short* const counts_0_list = counts_0_lists + warp * 288;
     int counts_0_held = 0;
     int counts_0_beyond = 0;
     int counts_0_not_finite = 0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
+    // A turn is 8 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
     const bool many = unsigned(n) >= gridDim.x * 4096;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
+    const unsigned lead = many ? unio_lead(q) : 0;
+    const unsigned step = gridDim.x * 512;
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
+        real q_s[8];
         float counts_0_value[8];
+        const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
         // Where all are there, no read hangs on a condition.
-        if (first + 7 * step + 512 <= unsigned(n)) {
+        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
+        if (whole) {
+            unio_load4(q_s + 0, q + own);
+            unio_load4(q_s + 4, q + own + 2048);
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const int e = int(first + k * step + threadIdx.x);
-                counts_0_value[k] = unio_abs(q[e]);
+                const int e = int(own + (k / 4 * 2048 + k % 4));
+                counts_0_value[k] = unio_abs(q_s[k]);
             }
         } else {
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const unsigned place = first + k * step + threadIdx.x;
+                const unsigned place = own + (many ? (k / 4 * 2048 + k % 4) : k * step);
                 const bool there = place < unsigned(n);
                 const int e = there ? int(place) : n - 1;
-                counts_0_value[k] = there ? unio_abs(q[e]) : 0.0f;
+                q_s[k] = q[e];
+                counts_0_value[k] = there ? unio_abs(q_s[k]) : 0.0f;
             }
         }
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
-            const unsigned counts_0_takers = __ballot_sync(UNIO_WARP, counts_0_bin >= 0);
-            if (counts_0_takers != 0u) {
-                counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_bin, counts_0_takers, lane);
-            }
-            if (counts_0_held >= 32) {
-                counts_0_held = unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
-                    &counts_0_beyond, &counts_0_not_finite);
-            }
+        counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_value, counts_0_window, lane);
+        while (counts_0_held >= 32) {
+            counts_0_held = unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
+                &counts_0_beyond, &counts_0_not_finite);
         }
     }
     unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
         &counts_0_beyond, &counts_0_not_finite);
 
     // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
-    int* const row = rows_ + size_t(blockIdx.x) * 70;
-    __syncthreads();
-    const int counts_0_not_finite_total = unio_block_sum(counts_0_not_finite, joined);
-    const int counts_0_beyond_total = unio_block_sum(counts_0_beyond, joined);
+    int* const row = rows_ + size_t(blockIdx.x) * 134;
+    int outside[] = {counts_0_not_finite, counts_0_beyond - counts_0_not_finite};
+    unio_block_sums(outside, joined);
     if (threadIdx.x == 0) {
         row[0] = n;
         row[1] = gridDim.x;
-        row[4] = counts_0_not_finite_total;
-        row[5] = counts_0_beyond_total - counts_0_not_finite_total;
+    }
+    if (threadIdx.x == 0) {
+        UNIO_UNROLL() for (int k = 0; k < 2; ++k) row[4 + k] = outside[k];
     }
     if (threadIdx.x < UNIO_WINDOW) {
         row[6 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_0);
@@ -194,17 +194,19 @@ UNIO_KERNEL(1024) sp4_target_q_bound_settle(
     UNIO_SHARED(int, counted, 4096);
     UNIO_SHARED(int, found, 5248);
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    const int known = unio_rows_of(n);
+    const int known = unio_rows_of<512>(n);
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        const int not_finite_first = unio_count_of_row(rows_, 70, 4, known);
-        const int beyond_first = unio_count_of_row(rows_, 70, 5, known);
+        const int not_finite_first = unio_count_of_row(rows_, 134, 4, known);
+        const int beyond_first = unio_count_of_row(rows_, 134, 5, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 70, rows_, 70, 6, parts, known, joined), counted);
-        const int not_finite = unio_count_rows(not_finite_first, rows_, 70, 4, parts, known);
-        const int finite = n - unio_block_sum(not_finite, joined);
-        const int beyond =
-            unio_block_sum(unio_count_rows(beyond_first, rows_, 70, 5, parts, known), joined);
+            unio_columns<UNIO_WINDOW, UNIO_ROWS>(rows_, 134, rows_, 134, 6, parts, known, joined), counted);
+        int outside[] = {
+            unio_count_rows(not_finite_first, rows_, 134, 4, parts, known),
+            unio_count_rows(beyond_first, rows_, 134, 5, parts, known)};
+        unio_block_sums(outside, joined);
+        const int finite = n - outside[0];
+        const int beyond = outside[1];
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -231,8 +233,8 @@ UNIO_KERNEL(256) sp4_target_q_bound_exponents(
 ) {
     UNIO_SHARED(int, counts_0, 0);
     // Only where a rank was not in its window: counts by exponent.
-    const bool settled = brackets_[1] != 0;
-    if (settled) {
+    const bool stat_0_settled = brackets_[1] != 0;
+    if (stat_0_settled) {
         return;
     }
     const int warp = threadIdx.x / 32;
@@ -252,7 +254,9 @@ UNIO_KERNEL(256) sp4_target_q_bound_exponents(
             counts_0_value[k] = there ? unio_abs(q[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+            if (!stat_0_settled) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+            }
         }
     }
     __syncthreads();
@@ -277,8 +281,8 @@ UNIO_KERNEL(256) sp4_target_q_bound_refine(
     UNIO_SHARED(int, found, 2176);
     UNIO_SHARED(int, counts_0, 2192);
     // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
-    const bool settled = brackets_[1] != 0;
-    if (settled) {
+    const bool stat_0_settled = brackets_[1] != 0;
+    if (stat_0_settled) {
         return;
     }
     const int warp = threadIdx.x / 32;
@@ -287,12 +291,16 @@ UNIO_KERNEL(256) sp4_target_q_bound_refine(
         counts_0[bin] = 0;
     }
     __syncthreads();
-    const int known = unio_rows_of(n);
-    unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 70, exponents_, 256, 0, parts, known, joined), counted);
-    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
-    const int stat_0_exponent = found[0];
-    __syncthreads();
+    const int known = unio_rows_of<512>(n);
+    // No value has the exponent of what is settled.
+    int stat_0_exponent = -1;
+    if (!stat_0_settled) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 134, exponents_, 256, 0, parts, known, joined), counted);
+        unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
+        stat_0_exponent = found[0];
+        __syncthreads();
+    }
     const bool many = unsigned(n) >= gridDim.x * 2048;
     const unsigned step = many ? 256 : gridDim.x * 256;
     for (unsigned first = blockIdx.x * (many ? 2048 : 256); first < unsigned(n); first += gridDim.x * 2048) {
@@ -333,22 +341,24 @@ UNIO_KERNEL(512) sp4_target_q_bound_finish(
     UNIO_SHARED(int, joined, 0);
     UNIO_SHARED(int, counted, 2048);
     UNIO_SHARED(int, found, 3200);
-    const int known = unio_rows_of(n);
-
+    const int known = unio_rows_of<512>(n);
+    // On their way before the sums are joined.
+    const int stat_0_settled = brackets_[1];
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
     int stat_0_count = brackets_[4];
     const int stat_0_finite = brackets_[5];
+
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    if (brackets_[1] == 0) {
+    if (stat_0_settled == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 70, exponents_, 256, 0, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 134, exponents_, 256, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 70, refined_, 256, 0, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 134, refined_, 256, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
         stat_0_key = exponent << 8 | found[0];
         stat_0_below = lower + found[1];
@@ -358,7 +368,7 @@ UNIO_KERNEL(512) sp4_target_q_bound_finish(
     const float stat_0_value =
         unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
     if (threadIdx.x == 0 && stat_0_finite > 0) {
-        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
+        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW_BELOW);
     }
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 && n > 0) {

@@ -43,9 +43,9 @@ UNIO_KERNEL(512) sp4_trunk_state(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, counted, 256);
-    UNIO_SHARED(int, found, 1408);
-    UNIO_SHARED(int, counts_0, 1424);
+    UNIO_SHARED(int, counted, 768);
+    UNIO_SHARED(int, found, 1920);
+    UNIO_SHARED(int, counts_0, 1936);
     const real prev_h_s2_bound_ = real(prev_h_s2_bound[0]);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -66,7 +66,7 @@ UNIO_KERNEL(512) sp4_trunk_state(
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
-            acc_1 = acc_1 + (there ? (double(h[e]) * double(h[e])) : 0.0);
+            acc_1 = there ? unio_fma(double(h[e]), double(h[e]), acc_1) : acc_1;
             acc_2 = acc_2 + (there ? double(real(unio_isfinite(h[e]) ? 0 : 1)) : 0.0);
             acc_3 = acc_3 + (there ? double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0)) : 0.0);
             counts_0_value[k] = there ? unio_abs(h[e]) : unio_nan();
@@ -78,9 +78,11 @@ UNIO_KERNEL(512) sp4_trunk_state(
             }
         }
     }
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
-    const double total_3 = unio_block_sum(acc_3, partial);
+    double summed[] = {acc_1, acc_2, acc_3};
+    unio_block_sums(summed, partial);
+    const double total_1 = summed[0];
+    const double total_2 = summed[1];
+    const double total_3 = summed[2];
 
     // stat_0: the exponent that holds the rank, then the top mantissa bits under that exponent.
     __syncthreads();
@@ -166,82 +168,84 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, joined, 256);
-    UNIO_SHARED(int, counts_0, 2304);
-    UNIO_SHARED(int, counts_0_lists, 6400);
+    UNIO_SHARED(int, joined, 768);
+    UNIO_SHARED(int, counts_0, 2816);
+    UNIO_SHARED(unsigned short, counts_0_lists, 11008);
     const real prev_h_s2_bound_ = real(prev_h_s2_bound[0]);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    for (int bin = threadIdx.x; bin < 1024; bin += 512) {
+    for (int bin = threadIdx.x; bin < 2048; bin += 512) {
         counts_0[bin] = 0;
     }
     __syncthreads();
     // Quantiles count the values near the last answer, and how many lie above.
     const int counts_0_window = unio_window(brackets_[0]);
-    int* const counts_0_list = counts_0_lists + warp * UNIO_HELD;
+    unsigned short* const counts_0_list = counts_0_lists + warp * 288;
     int counts_0_held = 0;
     int counts_0_beyond = 0;
     int counts_0_not_finite = 0;
+    // A turn is 8 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
+    const bool many = unsigned(n) >= gridDim.x * 4096;
+    const unsigned lead = many ? unio_lead(h) : 0;
+    const unsigned step = gridDim.x * 512;
     double acc_1 = 0.0;
     double acc_2 = 0.0;
     double acc_3 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
-    const bool many = unsigned(n) >= gridDim.x * 4096;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
+        real h_s[8];
         float counts_0_value[8];
+        const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
         // Where all are there, no read hangs on a condition.
-        if (first + 7 * step + 512 <= unsigned(n)) {
+        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
+        if (whole) {
+            unio_load4(h_s + 0, h + own);
+            unio_load4(h_s + 4, h + own + 2048);
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const int e = int(first + k * step + threadIdx.x);
-                acc_1 = acc_1 + (double(h[e]) * double(h[e]));
-                acc_2 = acc_2 + double(real(unio_isfinite(h[e]) ? 0 : 1));
-                acc_3 = acc_3 + double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0));
-                counts_0_value[k] = unio_abs(h[e]);
+                const int e = int(own + (k / 4 * 2048 + k % 4));
+                acc_1 = unio_fma(double(h_s[k]), double(h_s[k]), acc_1);
+                acc_2 = acc_2 + double(real(unio_isfinite(h_s[k]) ? 0 : 1));
+                acc_3 = acc_3 + double(real(unio_isfinite(h_s[k]) && unio_abs(h_s[k]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0));
+                counts_0_value[k] = unio_abs(h_s[k]);
             }
         } else {
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const unsigned place = first + k * step + threadIdx.x;
+                const unsigned place = own + (many ? (k / 4 * 2048 + k % 4) : k * step);
                 const bool there = place < unsigned(n);
                 const int e = there ? int(place) : n - 1;
-                acc_1 = acc_1 + (there ? (double(h[e]) * double(h[e])) : 0.0);
-                acc_2 = acc_2 + (there ? double(real(unio_isfinite(h[e]) ? 0 : 1)) : 0.0);
-                acc_3 = acc_3 + (there ? double(real(unio_isfinite(h[e]) && unio_abs(h[e]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0)) : 0.0);
-                counts_0_value[k] = there ? unio_abs(h[e]) : 0.0f;
+                h_s[k] = h[e];
+                acc_1 = there ? unio_fma(double(h_s[k]), double(h_s[k]), acc_1) : acc_1;
+                acc_2 = acc_2 + (there ? double(real(unio_isfinite(h_s[k]) ? 0 : 1)) : 0.0);
+                acc_3 = acc_3 + (there ? double(real(unio_isfinite(h_s[k]) && unio_abs(h_s[k]) > real(1000) * unio_max(prev_h_s2_bound_, real(1)) ? 1 : 0)) : 0.0);
+                counts_0_value[k] = there ? unio_abs(h_s[k]) : 0.0f;
             }
         }
-        UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            const int counts_0_bin = unio_key(counts_0_value[k]) - counts_0_window;
-            const unsigned counts_0_takers = __ballot_sync(UNIO_WARP, counts_0_bin >= 0);
-            if (counts_0_takers != 0u) {
-                counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_bin, counts_0_takers, lane);
-            }
-            if (counts_0_held >= 32) {
-                counts_0_held = unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
-                    &counts_0_beyond, &counts_0_not_finite);
-            }
+        counts_0_held = unio_hold(counts_0_list, counts_0_held, counts_0_value, counts_0_window, lane);
+        while (counts_0_held >= 32) {
+            counts_0_held = unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
+                &counts_0_beyond, &counts_0_not_finite);
         }
     }
     unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
         &counts_0_beyond, &counts_0_not_finite);
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
-    const double total_3 = unio_block_sum(acc_3, partial);
+    double summed[] = {acc_1, acc_2, acc_3};
+    unio_block_sums(summed, partial);
+    const double total_1 = summed[0];
+    const double total_2 = summed[1];
+    const double total_3 = summed[2];
 
     // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
-    int* const row = rows_ + size_t(blockIdx.x) * 70;
-    __syncthreads();
-    const int counts_0_not_finite_total = unio_block_sum(counts_0_not_finite, joined);
-    const int counts_0_beyond_total = unio_block_sum(counts_0_beyond, joined);
+    int* const row = rows_ + size_t(blockIdx.x) * 134;
+    int outside[] = {counts_0_not_finite, counts_0_beyond - counts_0_not_finite};
+    unio_block_sums(outside, joined);
     if (threadIdx.x == 0) {
         row[0] = n;
         row[1] = gridDim.x;
         sums_[size_t(blockIdx.x) * 3 + 0] = total_1;
         sums_[size_t(blockIdx.x) * 3 + 1] = total_2;
         sums_[size_t(blockIdx.x) * 3 + 2] = total_3;
-        row[4] = counts_0_not_finite_total;
-        row[5] = counts_0_beyond_total - counts_0_not_finite_total;
+    }
+    if (threadIdx.x == 0) {
+        UNIO_UNROLL() for (int k = 0; k < 2; ++k) row[4 + k] = outside[k];
     }
     if (threadIdx.x < UNIO_WINDOW) {
         row[6 + threadIdx.x] = unio_total<UNIO_WINDOW>(counts_0);
@@ -261,17 +265,19 @@ UNIO_KERNEL(1024) sp4_trunk_state_settle(
     UNIO_SHARED(int, counted, 4096);
     UNIO_SHARED(int, found, 5248);
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    const int known = unio_rows_of(n);
+    const int known = unio_rows_of<512>(n);
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
-        const int not_finite_first = unio_count_of_row(rows_, 70, 4, known);
-        const int beyond_first = unio_count_of_row(rows_, 70, 5, known);
+        const int not_finite_first = unio_count_of_row(rows_, 134, 4, known);
+        const int beyond_first = unio_count_of_row(rows_, 134, 5, known);
         unio_prefix<UNIO_WINDOW>(
-            unio_columns<UNIO_WINDOW>(rows_, 70, rows_, 70, 6, parts, known, joined), counted);
-        const int not_finite = unio_count_rows(not_finite_first, rows_, 70, 4, parts, known);
-        const int finite = n - unio_block_sum(not_finite, joined);
-        const int beyond =
-            unio_block_sum(unio_count_rows(beyond_first, rows_, 70, 5, parts, known), joined);
+            unio_columns<UNIO_WINDOW, UNIO_ROWS>(rows_, 134, rows_, 134, 6, parts, known, joined), counted);
+        int outside[] = {
+            unio_count_rows(not_finite_first, rows_, 134, 4, parts, known),
+            unio_count_rows(beyond_first, rows_, 134, 5, parts, known)};
+        unio_block_sums(outside, joined);
+        const int finite = n - outside[0];
+        const int beyond = outside[1];
         const int inside = counted[UNIO_WINDOW - 1];
         const int below = finite - beyond - inside;
         const int rank = unio_rank(0.99, finite);
@@ -300,8 +306,8 @@ UNIO_KERNEL(256) sp4_trunk_state_exponents(
     UNIO_SHARED(int, counts_0, 0);
     const real prev_h_s2_bound_ = real(prev_h_s2_bound[0]);
     // Only where a rank was not in its window: counts by exponent.
-    const bool settled = brackets_[1] != 0;
-    if (settled) {
+    const bool stat_0_settled = brackets_[1] != 0;
+    if (stat_0_settled) {
         return;
     }
     const int warp = threadIdx.x / 32;
@@ -321,7 +327,9 @@ UNIO_KERNEL(256) sp4_trunk_state_exponents(
             counts_0_value[k] = there ? unio_abs(h[e]) : unio_nan();
         }
         UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-            unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+            if (!stat_0_settled) {
+                unio_count<UNIO_BINS>(counts_0 + warp * UNIO_BINS, unio_exponent(counts_0_value[k]), lane);
+            }
         }
     }
     __syncthreads();
@@ -348,8 +356,8 @@ UNIO_KERNEL(256) sp4_trunk_state_refine(
     UNIO_SHARED(int, counts_0, 2192);
     const real prev_h_s2_bound_ = real(prev_h_s2_bound[0]);
     // Only where a rank was not in its window: counts by the top mantissa bits under the exponent that holds it.
-    const bool settled = brackets_[1] != 0;
-    if (settled) {
+    const bool stat_0_settled = brackets_[1] != 0;
+    if (stat_0_settled) {
         return;
     }
     const int warp = threadIdx.x / 32;
@@ -358,12 +366,16 @@ UNIO_KERNEL(256) sp4_trunk_state_refine(
         counts_0[bin] = 0;
     }
     __syncthreads();
-    const int known = unio_rows_of(n);
-    unio_prefix<UNIO_BINS>(
-        unio_columns<UNIO_BINS>(rows_, 70, exponents_, 256, 0, parts, known, joined), counted);
-    unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
-    const int stat_0_exponent = found[0];
-    __syncthreads();
+    const int known = unio_rows_of<512>(n);
+    // No value has the exponent of what is settled.
+    int stat_0_exponent = -1;
+    if (!stat_0_settled) {
+        unio_prefix<UNIO_BINS>(
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 134, exponents_, 256, 0, parts, known, joined), counted);
+        unio_find<UNIO_BINS>(counted, unio_rank(0.99, brackets_[5]), found);
+        stat_0_exponent = found[0];
+        __syncthreads();
+    }
     const bool many = unsigned(n) >= gridDim.x * 2048;
     const unsigned step = many ? 256 : gridDim.x * 256;
     for (unsigned first = blockIdx.x * (many ? 2048 : 256); first < unsigned(n); first += gridDim.x * 2048) {
@@ -412,35 +424,39 @@ UNIO_KERNEL(512) sp4_trunk_state_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    UNIO_SHARED(int, joined, 256);
-    UNIO_SHARED(int, counted, 2304);
-    UNIO_SHARED(int, found, 3456);
+    UNIO_SHARED(int, joined, 768);
+    UNIO_SHARED(int, counted, 2816);
+    UNIO_SHARED(int, found, 3968);
     const real prev_h_s2_bound_ = real(prev_h_s2_bound[0]);
-    const int known = unio_rows_of(n);
-    const double total_1_first = unio_first_row(rows_, 70, sums_, 3, 0, known, 0.0);
-    const double total_2_first = unio_first_row(rows_, 70, sums_, 3, 1, known, 0.0);
-    const double total_3_first = unio_first_row(rows_, 70, sums_, 3, 2, known, 0.0);
-    const double total_1 = unio_block_sum(
-        unio_sum_rows(total_1_first, rows_, 70, sums_, 3, 0, parts, known), partial);
-    const double total_2 = unio_block_sum(
-        unio_sum_rows(total_2_first, rows_, 70, sums_, 3, 1, parts, known), partial);
-    const double total_3 = unio_block_sum(
-        unio_sum_rows(total_3_first, rows_, 70, sums_, 3, 2, parts, known), partial);
-
+    const int known = unio_rows_of<512>(n);
+    const double total_1_first = unio_first_row(rows_, 134, sums_, 3, 0, known, 0.0);
+    const double total_2_first = unio_first_row(rows_, 134, sums_, 3, 1, known, 0.0);
+    const double total_3_first = unio_first_row(rows_, 134, sums_, 3, 2, known, 0.0);
+    // On their way before the sums are joined.
+    const int stat_0_settled = brackets_[1];
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
     int stat_0_count = brackets_[4];
     const int stat_0_finite = brackets_[5];
+    const double acc_1 = unio_sum_rows(total_1_first, rows_, 134, sums_, 3, 0, parts, known);
+    const double acc_2 = unio_sum_rows(total_2_first, rows_, 134, sums_, 3, 1, parts, known);
+    const double acc_3 = unio_sum_rows(total_3_first, rows_, 134, sums_, 3, 2, parts, known);
+    double summed[] = {acc_1, acc_2, acc_3};
+    unio_block_sums(summed, partial);
+    const double total_1 = summed[0];
+    const double total_2 = summed[1];
+    const double total_3 = summed[2];
+
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    if (brackets_[1] == 0) {
+    if (stat_0_settled == 0) {
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 70, exponents_, 256, 0, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 134, exponents_, 256, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);
         const int exponent = found[0];
         const int lower = found[1];
         __syncthreads();
         unio_prefix<UNIO_BINS>(
-            unio_columns<UNIO_BINS>(rows_, 70, refined_, 256, 0, parts, known, joined), counted);
+            unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 134, refined_, 256, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank - lower, found);
         stat_0_key = exponent << 8 | found[0];
         stat_0_below = lower + found[1];
@@ -450,7 +466,7 @@ UNIO_KERNEL(512) sp4_trunk_state_finish(
     const float stat_0_value =
         unio_bin_value(stat_0_key >> 8, stat_0_key & 255, stat_0_rank - stat_0_below, stat_0_count);
     if (threadIdx.x == 0 && stat_0_finite > 0) {
-        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW / 2);
+        brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW_BELOW);
     }
 
     __syncthreads();

@@ -77,12 +77,14 @@ UNIO_KERNEL(512) sp4_vsn_mask(
             acc_5 = acc_5 + (there ? double(mask[e * 6 + unio_row(5, 6)]) : 0.0);
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
-    const double total_3 = unio_block_sum(acc_3, partial);
-    const double total_4 = unio_block_sum(acc_4, partial);
-    const double total_5 = unio_block_sum(acc_5, partial);
+    double summed[] = {acc_0, acc_1, acc_2, acc_3, acc_4, acc_5};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
+    const double total_3 = summed[3];
+    const double total_4 = summed[4];
+    const double total_5 = summed[5];
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 192 && n > 0) {
         const real stat_0 = real(total_0 / double(n));
@@ -157,21 +159,23 @@ UNIO_KERNEL(512) sp4_vsn_mask_count(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
+    // A turn is 8 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
+    const bool many = unsigned(n) >= gridDim.x * 4096;
+    const unsigned lead = 0;
+    const unsigned step = gridDim.x * 512;
     double acc_0 = 0.0;
     double acc_1 = 0.0;
     double acc_2 = 0.0;
     double acc_3 = 0.0;
     double acc_4 = 0.0;
     double acc_5 = 0.0;
-    // One read of the buffers serves every statistic, 8 elements a thread at a time, all on their way before the first is used:
-    // beyond the last one it is read again, and left out.
-    const bool many = unsigned(n) >= gridDim.x * 4096;
-    const unsigned step = many ? 512 : gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n); first += gridDim.x * 4096) {
+    for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
+        const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
         // Where all are there, no read hangs on a condition.
-        if (first + 7 * step + 512 <= unsigned(n)) {
+        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
+        if (whole) {
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const int e = int(first + k * step + threadIdx.x);
+                const int e = int(own + (k / 4 * 2048 + k % 4));
                 acc_0 = acc_0 + double(mask[e * 6 + unio_row(0, 6)]);
                 acc_1 = acc_1 + double(mask[e * 6 + unio_row(1, 6)]);
                 acc_2 = acc_2 + double(mask[e * 6 + unio_row(2, 6)]);
@@ -181,7 +185,7 @@ UNIO_KERNEL(512) sp4_vsn_mask_count(
             }
         } else {
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
-                const unsigned place = first + k * step + threadIdx.x;
+                const unsigned place = own + (many ? (k / 4 * 2048 + k % 4) : k * step);
                 const bool there = place < unsigned(n);
                 const int e = there ? int(place) : n - 1;
                 acc_0 = acc_0 + (there ? double(mask[e * 6 + unio_row(0, 6)]) : 0.0);
@@ -193,12 +197,14 @@ UNIO_KERNEL(512) sp4_vsn_mask_count(
             }
         }
     }
-    const double total_0 = unio_block_sum(acc_0, partial);
-    const double total_1 = unio_block_sum(acc_1, partial);
-    const double total_2 = unio_block_sum(acc_2, partial);
-    const double total_3 = unio_block_sum(acc_3, partial);
-    const double total_4 = unio_block_sum(acc_4, partial);
-    const double total_5 = unio_block_sum(acc_5, partial);
+    double summed[] = {acc_0, acc_1, acc_2, acc_3, acc_4, acc_5};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
+    const double total_3 = summed[3];
+    const double total_4 = summed[4];
+    const double total_5 = summed[5];
 
     // A row a block: elements of the part, how many blocks there are; for each quantile what is not finite, above, in the window.
     int* const row = rows_ + size_t(blockIdx.x) * 4;
@@ -247,25 +253,27 @@ UNIO_KERNEL(512) sp4_vsn_mask_finish(
     int n
 ) {
     UNIO_SHARED(double, partial, 0);
-    const int known = unio_rows_of(n);
+    const int known = unio_rows_of<512>(n);
     const double total_0_first = unio_first_row(rows_, 4, sums_, 6, 0, known, 0.0);
     const double total_1_first = unio_first_row(rows_, 4, sums_, 6, 1, known, 0.0);
     const double total_2_first = unio_first_row(rows_, 4, sums_, 6, 2, known, 0.0);
     const double total_3_first = unio_first_row(rows_, 4, sums_, 6, 3, known, 0.0);
     const double total_4_first = unio_first_row(rows_, 4, sums_, 6, 4, known, 0.0);
     const double total_5_first = unio_first_row(rows_, 4, sums_, 6, 5, known, 0.0);
-    const double total_0 = unio_block_sum(
-        unio_sum_rows(total_0_first, rows_, 4, sums_, 6, 0, parts, known), partial);
-    const double total_1 = unio_block_sum(
-        unio_sum_rows(total_1_first, rows_, 4, sums_, 6, 1, parts, known), partial);
-    const double total_2 = unio_block_sum(
-        unio_sum_rows(total_2_first, rows_, 4, sums_, 6, 2, parts, known), partial);
-    const double total_3 = unio_block_sum(
-        unio_sum_rows(total_3_first, rows_, 4, sums_, 6, 3, parts, known), partial);
-    const double total_4 = unio_block_sum(
-        unio_sum_rows(total_4_first, rows_, 4, sums_, 6, 4, parts, known), partial);
-    const double total_5 = unio_block_sum(
-        unio_sum_rows(total_5_first, rows_, 4, sums_, 6, 5, parts, known), partial);
+    const double acc_0 = unio_sum_rows(total_0_first, rows_, 4, sums_, 6, 0, parts, known);
+    const double acc_1 = unio_sum_rows(total_1_first, rows_, 4, sums_, 6, 1, parts, known);
+    const double acc_2 = unio_sum_rows(total_2_first, rows_, 4, sums_, 6, 2, parts, known);
+    const double acc_3 = unio_sum_rows(total_3_first, rows_, 4, sums_, 6, 3, parts, known);
+    const double acc_4 = unio_sum_rows(total_4_first, rows_, 4, sums_, 6, 4, parts, known);
+    const double acc_5 = unio_sum_rows(total_5_first, rows_, 4, sums_, 6, 5, parts, known);
+    double summed[] = {acc_0, acc_1, acc_2, acc_3, acc_4, acc_5};
+    unio_block_sums(summed, partial);
+    const double total_0 = summed[0];
+    const double total_1 = summed[1];
+    const double total_2 = summed[2];
+    const double total_3 = summed[3];
+    const double total_4 = summed[4];
+    const double total_5 = summed[5];
 
     if (threadIdx.x % 32 == 0 && threadIdx.x < 192 && n > 0) {
         const real stat_0 = real(total_0 / double(n));

@@ -87,10 +87,20 @@ impl<'a> Bench<'a> {
 
     /// The control plane alone: all producers, and all updates of nothing but scalars.
     pub fn control(&self) -> Part {
+        self.part(self.is_control())
+    }
+
+    /// A step without its control plane: slots and scalars stay as they are. What that saves is what the control plane costs.
+    pub fn without_control(&self) -> Part {
+        let is_control = self.is_control();
+        self.part(|launch| !is_control(launch))
+    }
+
+    fn is_control(&self) -> impl Fn(&Launch) -> bool {
         let kernel = |launch: &Launch| &self.artefacts.kernels[launch.kernel];
-        let signals = self.program.train.iter().filter(|launch| gives_signals(kernel(launch)));
+        let signals = self.program.train.iter().filter(move |launch| gives_signals(kernel(launch)));
         let producers: BTreeSet<&str> = signals.map(|launch| entry_of(&launch.name)).collect();
-        self.part(|launch| producers.contains(entry_of(&launch.name)) || advances_scalars(kernel(launch)))
+        move |launch| producers.contains(entry_of(&launch.name)) || advances_scalars(kernel(launch))
     }
 
     /// Microseconds of a part on the device: the median over replays of a graph, divided by the steps in it.

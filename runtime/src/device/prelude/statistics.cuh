@@ -4,12 +4,16 @@
 #define UNIO_STATISTICS
 // Bins of a level of the search: the exponent, then the top bits of the mantissa.
 #define UNIO_BINS 256
-// Bins of both levels that lie about the last answer. Few, so that most elements are told off by one comparison.
-#define UNIO_WINDOW 64
-// Rows that a part of a union has room for: the most blocks of its launch. Each row tells how many there are.
+// Bins of both levels that lie about the last answer, and how many of them below it: an average that forgets a tenth a step falls by
+// 39, and those below are what costs.
+#define UNIO_WINDOW 128
+#define UNIO_WINDOW_BELOW 44
+// Rows that a part of a union has room for: no launch has more blocks. Each row tells how many there are.
 #define UNIO_ROWS 512
 // Elements of a part for each of them.
-#define UNIO_ROW_ELEMENTS 512
+#define UNIO_ROW_ELEMENTS 1024
+// The most blocks where a rank is looked for anew: each of them joins the rows of all.
+#define UNIO_REFINED_ROWS 128
 
 // The first bin of both levels that is not finite.
 #define UNIO_NOT_FINITE 0xff00
@@ -25,27 +29,43 @@ template <int BINS> UNIO_DEVICE void unio_count(int* row, int bin, int lane) {
     __syncwarp();
 }
 
-// Bins at or above a window's first wait in the warp's own list until there is one for each lane: matching is what costs.
-// The list has room for UNIO_HELD; so many of its places are taken afterwards.
-#define UNIO_HELD 64
-UNIO_DEVICE int unio_hold(int* list, int held, int bin, unsigned takers, int lane) {
-    if (bin >= 0) {
-        list[held + __popc(takers & ((1u << lane) - 1u))] = bin;
+// Values from a window's first bin on wait in the warp's own list until there is one for each lane: matching is what costs. What
+// waits is the bin of both levels. The list has room for less than one for each lane, and for the values of one turn.
+UNIO_DEVICE int unio_hold_those(unsigned short* list, int held, bool waits, unsigned bits, int lane) {
+    const unsigned lanes = __ballot_sync(UNIO_WARP, waits);
+    if (waits) {
+        list[held + __popc(lanes & ((1u << lane) - 1u))] = (unsigned short)(bits >> 15);
     }
-    return held + __popc(takers);
+    return held + __popc(lanes);
 }
-// Counts up to a warp's worth of the list, what lies beyond the window and what of it is not finite; so many stay.
-UNIO_DEVICE int unio_tally(int* row, int* list, int held, int window, int lane, int* beyond, int* not_finite) {
+template <int TURN> UNIO_DEVICE int unio_hold(unsigned short* list, int held, const float (&values)[TURN], int window, int lane) {
+    const unsigned bottom = unsigned(window) << 15;
+    UNIO_UNROLL() for (int first = 0; first < TURN; first += 4) {
+        unsigned bits[4], last = 0u;
+        int own = 0;
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
+            bits[k] = __float_as_uint(values[first + k]) & 0x7fffffffu;
+            own += bits[k] >= bottom ? 1 : 0;
+            last = bits[k] >= bottom ? bits[k] : last;
+        }
+        // Where a window is far up, no lane of most warps has more than one.
+        if (__any_sync(UNIO_WARP, own > 1)) {
+            for (int k = 0; k < 4; ++k) held = unio_hold_those(list, held, bits[k] >= bottom, bits[k], lane);
+        } else {
+            held = unio_hold_those(list, held, own > 0, last, lane);
+        }
+    }
+    return held;
+}
+// Counts up to a warp's worth of what waits, what of it lies beyond the window and what is not finite; so many stay.
+UNIO_DEVICE int unio_tally(int* row, const unsigned short* list, int held, int window, int lane, int* beyond, int* not_finite) {
+    const int left = held > 32 ? held - 32 : 0;
     __syncwarp();
-    const int bin = lane < held ? list[lane] : -1;
+    const int bin = left + lane < held ? int(list[left + lane]) - window : -1;
     *beyond += bin >= UNIO_WINDOW ? 1 : 0;
     *not_finite += bin >= UNIO_NOT_FINITE - window ? 1 : 0;
     unio_count<UNIO_WINDOW>(row, bin, lane);
-    if (lane + 32 < held) {
-        list[lane] = list[lane + 32];
-    }
-    __syncwarp();
-    return held > 32 ? held - 32 : 0;
+    return left;
 }
 
 // The exponent of a value that is finite; else no bin.
@@ -56,36 +76,44 @@ UNIO_DEVICE int unio_exponent(float value) {
 UNIO_DEVICE int unio_mantissa(float value, int exponent) {
     return unio_exponent(value) == exponent ? int(__float_as_uint(value) >> 15 & 255u) : UNIO_BINS;
 }
-// The bin of both levels.
-UNIO_DEVICE int unio_key(float value) { return int((__float_as_uint(value) & 0x7fffffffu) >> 15); }
 
 // A window begins where the last answer says, but never at bin 0: what holds no element looks like a zero and lies below.
 UNIO_DEVICE int unio_window(int told) { return told < 1 ? 1 : told; }
 
-// Sum over the block's threads, in a fixed tree; `partial` has room for one number a warp. Every thread has the result.
-template <class T> UNIO_DEVICE T unio_block_sum(T value, T* partial) {
-    const int lane = threadIdx.x % 32;
-    value = unio_lanes_sum<32>(UNIO_WARP, value);
-    if (lane == 0) {
-        partial[threadIdx.x / 32] = value;
+// Over a warp's lanes, in a fixed tree.
+template <bool LARGEST, class T> UNIO_DEVICE T unio_warp_join(T value) {
+    if constexpr (LARGEST) {
+        return unio_lanes_max<32>(UNIO_WARP, value);
+    } else {
+        return unio_lanes_sum<32>(UNIO_WARP, value);
     }
-    __syncthreads();
-    const T total = unio_lanes_sum<32>(UNIO_WARP, lane < int(blockDim.x) / 32 ? partial[lane] : T(0));
-    __syncthreads();
-    return total;
 }
-
-// The largest over the block's threads.
-UNIO_DEVICE double unio_block_max(double value, double* partial) {
-    const int lane = threadIdx.x % 32;
-    value = unio_lanes_max<32>(UNIO_WARP, value);
-    if (lane == 0) {
-        partial[threadIdx.x / 32] = value;
+// Several sums, or maxima, over the block's threads, each in a fixed tree, and all at the same barriers: every thread has the
+// results. `partial` has room for 32 of each.
+template <bool LARGEST, int COUNT, class T> UNIO_DEVICE void unio_block_join(T (&values)[COUNT], T* partial) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = int(blockDim.x) / 32;
+    UNIO_UNROLL() for (int n = 0; n < COUNT; ++n) {
+        const T joined = unio_warp_join<LARGEST>(values[n]);
+        if (lane == 0) {
+            partial[n * 32 + warp] = joined;
+        }
     }
     __syncthreads();
-    const double top = unio_lanes_max<32>(UNIO_WARP, lane < int(blockDim.x) / 32 ? partial[lane] : -double(unio_inf()));
+    for (int n = warp; n < COUNT; n += warps) {
+        const T joined = unio_warp_join<LARGEST>(lane < warps ? partial[n * 32 + lane] : LARGEST ? T(-unio_inf()) : T(0));
+        if (lane == 0) {
+            partial[n * 32] = joined;
+        }
+    }
     __syncthreads();
-    return top;
+    UNIO_UNROLL() for (int n = 0; n < COUNT; ++n) values[n] = partial[n * 32];
+    __syncthreads();
+}
+template <int COUNT, class T> UNIO_DEVICE void unio_block_sums(T (&values)[COUNT], T* partial) {
+    unio_block_join<false>(values, partial);
+}
+template <int COUNT> UNIO_DEVICE void unio_block_maxima(double (&values)[COUNT], double* partial) {
+    unio_block_join<true>(values, partial);
 }
 
 // How many lie in the thread's bin, over the rows of all warps.
@@ -131,21 +159,22 @@ UNIO_DEVICE int unio_elements(const int* rows, int width, int parts) {
 UNIO_DEVICE int unio_active(const int* rows, int width, int part, int known) {
     return known >= 0 ? known : rows[size_t(part) * UNIO_ROWS * width + 1];
 }
-// Rows of a single part of so many elements.
-UNIO_DEVICE int unio_rows_of(int n) {
+// Rows of a single part of so many elements, of which there are no more than MOST.
+template <int MOST> UNIO_DEVICE int unio_rows_of(int n) {
     const int rows = n / UNIO_ROW_ELEMENTS + (n % UNIO_ROW_ELEMENTS > 0 ? 1 : 0);
-    return rows < UNIO_ROWS ? rows : UNIO_ROWS;
+    return rows < MOST ? rows : MOST;
 }
 
-// The thread's column of a table, from `column` on, summed over the rows of all parts, which the first table tells. Threads
-// beyond the columns help; `joined` has room for one number a thread.
-template <int COLUMNS>
+// The thread's column of a table, from `column` on, summed over the rows of all parts, of which the first table tells how many there
+// are, up to so many. Threads beyond the columns help; `joined` has room for one number a thread.
+template <int COLUMNS, int MOST>
 UNIO_DEVICE int unio_columns(
     const int* rows, int width, const int* table, int table_width, int column, int parts, int known, int* joined) {
     const int groups = blockDim.x / COLUMNS;
     int total = 0;
     for (int part = 0; part < parts; ++part) {
-        const int active = unio_active(rows, width, part, known);
+        const int all = unio_active(rows, width, part, known);
+        const int active = all < MOST ? all : MOST;
         const int* const first = table + size_t(part) * UNIO_ROWS * table_width + column + threadIdx.x % COLUMNS;
         int row = threadIdx.x / COLUMNS;
         // Eight rows are on their way at a time.

@@ -92,6 +92,35 @@ UNIO_DEVICE double unio_max(double a, double b) {
     return a == a ? a : b;
 }
 
+// Four neighbours by accesses of 16 bytes, from an address that is a multiple of their size; so many elements lie between such an
+// address and this one.
+template <class T> UNIO_DEVICE unsigned unio_lead(const T* p) { return unsigned(reinterpret_cast<size_t>(p) / sizeof(T) % 4); }
+#ifndef UNIO_EMULATOR
+template <class T> struct alignas(16) UnioSixteen { T of[16 / sizeof(T)]; };
+template <class T> UNIO_DEVICE void unio_load4(T* to, const T* from) {
+    const int per = 16 / sizeof(T);
+    UNIO_UNROLL() for (int n = 0; n < 4 / per; ++n) {
+        const UnioSixteen<T> held = reinterpret_cast<const UnioSixteen<T>*>(from)[n];
+        UNIO_UNROLL() for (int k = 0; k < per; ++k) to[n * per + k] = held.of[k];
+    }
+}
+template <class T> UNIO_DEVICE void unio_store4(T* to, const T* from) {
+    const int per = 16 / sizeof(T);
+    UNIO_UNROLL() for (int n = 0; n < 4 / per; ++n) {
+        UnioSixteen<T> held;
+        UNIO_UNROLL() for (int k = 0; k < per; ++k) held.of[k] = from[n * per + k];
+        reinterpret_cast<UnioSixteen<T>*>(to)[n] = held;
+    }
+}
+#else
+template <class T> UNIO_DEVICE void unio_load4(T* to, const T* from) {
+    for (int k = 0; k < 4; ++k) to[k] = from[k];
+}
+template <class T> UNIO_DEVICE void unio_store4(T* to, const T* from) {
+    for (int k = 0; k < 4; ++k) to[k] = from[k];
+}
+#endif
+
 // Copies a number into shared memory while the thread goes on; it is there after unio_copied() and a barrier.
 template <class T> UNIO_DEVICE void unio_copy(T* to, const T* from) {
 #if !defined(UNIO_EMULATOR) && __CUDA_ARCH__ >= 800
