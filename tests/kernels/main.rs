@@ -7,6 +7,7 @@ mod determinism;
 mod edges;
 mod graphs;
 mod learning;
+mod neighbours;
 mod parts;
 mod producers;
 mod schedules;
