@@ -547,6 +547,24 @@ fn the_answer_does_not_depend_on_the_window() {
     close("p99", first, quantile(&data, 0.99), 0.005);
 }
 
+/// An average that forgets a tenth a step, and one that grows by a fifth, are followed by one read a step; a jump takes two more.
+#[test]
+fn a_window_reaches_as_far_as_an_average_moves() {
+    let data = normal(20_000);
+    let mut plane = Plane::new(&[("target_q", &data)]);
+    let mut scale = 1.0;
+    let factors = [(1.0, 0), (0.9, 1), (0.9, 1), (1.2, 1), (1.2, 1), (0.5, 0), (0.5, 0), (0.9, 1), (3.0, 0)];
+    for (step, (factor, settled)) in factors.into_iter().enumerate() {
+        scale *= factor;
+        let scaled: Vec<f64> = data.iter().map(|x| x * scale).collect();
+        plane.session.write_real("target_q", &scaled).unwrap();
+        plane.run("target_q_bound");
+        let bracket = plane.session.read_named::<i32>("target_q_bound.brackets").unwrap();
+        assert_eq!(bracket[1], settled, "step {step}");
+        close("p99", plane.session.dump("observed").unwrap()[0], quantile(&scaled, 0.99), 0.005);
+    }
+}
+
 /// What a window never holds, a p99 of 0, is told by all that lies below it: no second read, though the window stands still.
 #[test]
 fn a_quantile_of_zero_takes_one_read() {

@@ -190,23 +190,3 @@ fn steps() {
         step("perception", &format!("H={hidden} B={batch} K=32"), &compile_set_sized("perception", &sizes).artefacts);
     }
 }
-
-#[test]
-#[ignore = "prints times"]
-fn nodes() {
-    let _alone = alone();
-    let sizes = [("B", 32), ("K", 32), ("M", 6), ("I", 4), ("H", 64), ("U", 64)];
-    let artefacts = compile_set_sized("perception", &sizes).artefacts;
-    let mut session = session(&artefacts);
-    session.reset(When::Fold).unwrap();
-    session.graph(Phase::Train).unwrap().replay(3).unwrap();
-    let bench = Bench::new(&session, &artefacts).unwrap();
-    let names: Vec<String> = bench.part(|_| true).launches().iter().map(|l| l.name.clone()).collect();
-    for name in names {
-        let part = bench.part(|l| l.name == name);
-        let us = bench.time(&part, Data::Hot, repeats()).unwrap();
-        put(
-            &serde_json::json!({ "work": "node", "size": name, "us": us, "n": part.count(), "grid": part.launches()[0].grid }),
-        );
-    }
-}

@@ -77,6 +77,7 @@ fn file(skeletons: &Handlebars<'_>, set: &str, kernels: &[&Kernel]) -> String {
             json!({
                 "comment": k.comment.iter().flat_map(|c| wrap(c, 112)).collect::<Vec<_>>(),
                 "threads": k.threads,
+                "alone": k.alone,
                 "symbol": k.symbol,
                 "params": k.params.iter().map(|p| param(p, k.own)).collect::<Vec<_>>(),
                 "arrays": k.arrays.iter().map(array).collect::<Vec<_>>(),
@@ -184,6 +185,7 @@ fn producer(text: &ProducerText) -> serde_json::Value {
         "loop": looped,
         "columns": text.columns.iter().map(|c| json!({ "ty": c.ty, "pointer": c.pointer, "array": c.array })).collect::<Vec<_>>(),
         "rows": text.table.rows(),
+        "early": text.early,
         "place": place,
         "neighbour": format!("own + {neighbour}"),
         "lead": text.columns.first().map(|c| c.pointer.clone()),

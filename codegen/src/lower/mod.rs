@@ -24,6 +24,8 @@ pub struct Kernel {
     pub comment: Vec<String>,
     /// Threads a block.
     pub threads: u32,
+    /// Whether a launch has so few blocks that registers count for more than room for others.
+    pub alone: bool,
     /// Blocks.
     pub grid: Grid,
     /// Shared memory.
@@ -173,6 +175,7 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
         entry: kernel.entry.clone(),
         comment: vec![kernel.doc.clone(), format!("From `{}` in {line}.", kernel.entry)],
         threads: kernel.threads,
+        alone: matches!(&kernel.body, Body::Producer(_)) && most_blocks(lowered.grid) <= FEW_BLOCKS,
         grid: lowered.grid,
         shared: lowered.shared,
         params,
@@ -180,6 +183,16 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
         arrays: lowered.arrays,
         functions: lowered.functions,
         body: lowered.body,
+    }
+}
+
+/// Blocks that no two of share a multiprocessor.
+const FEW_BLOCKS: u32 = 32;
+
+fn most_blocks(grid: Grid) -> u32 {
+    match grid {
+        Grid::Fixed(blocks) => blocks,
+        Grid::Elements { most, .. } | Grid::Between { most, .. } => most,
     }
 }
 

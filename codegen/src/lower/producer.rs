@@ -29,6 +29,8 @@ pub struct ProducerText {
     pub missing: &'static str,
     /// Buffers with one number an element, which it reads neighbours at a time.
     pub columns: Vec<ColumnText>,
+    /// Whether a turn starts the reads of the next.
+    pub early: bool,
     /// Layout of the tables between the steps.
     pub table: Table,
     /// Statistics that are sums, or end as one.
@@ -102,10 +104,34 @@ pub struct QuantileText {
     pub refined_column: usize,
 }
 
+/// Buffers of which a thread has registers for two turns.
+const MOST_EARLY: usize = 4;
+
 /// Names that the skeleton gives itself.
 pub(super) const OWN_NAMES: &[&str] = &[
-    "n", "e", "k", "warp", "lane", "counted", "joined", "found", "partial", "bin", "first", "place", "there", "step",
-    "row", "summed", "largest", "outside", "many", "lead", "own", "whole",
+    "n",
+    "e",
+    "k",
+    "warp",
+    "lane",
+    "counted",
+    "joined",
+    "found",
+    "partial",
+    "bin",
+    "first",
+    "place",
+    "there",
+    "step",
+    "row",
+    "summed",
+    "largest",
+    "outside",
+    "many",
+    "lead",
+    "own",
+    "whole",
+    "next_whole",
 ];
 
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {
@@ -152,6 +178,7 @@ fn add_columns(text: &mut ProducerText, places: &mut Equations<'_>, namer: &mut 
             text.columns.push(ColumnText { ty: register_type(tensor.elem), pointer, array });
         }
     }
+    text.early = text.table.quantiles > 1 && (1..=MOST_EARLY).contains(&text.columns.len());
 }
 
 /// Each statistic; where a step joins rows, its name and place alone.
@@ -232,6 +259,7 @@ fn blank(kernel: &KernelPlan, body: &ProducerBody) -> ProducerText {
         },
         missing: if body.step == ProducerStep::Count { "0.0f" } else { "unio_nan()" },
         columns: Vec::new(),
+        early: false,
         table,
         sums: Vec::new(),
         maxima: Vec::new(),

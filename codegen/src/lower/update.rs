@@ -123,7 +123,7 @@ impl Turns {
         let ops = statements.ops.iter().cloned();
         let mut all = statements.arrays();
         if !self.fixed {
-            let inside = format!("{many} && {first} >= {lead} && {first} - {lead} + {TOGETHER} <= {count}");
+            let inside = format!("{many} && unio_whole({first}, {lead}, {TOGETHER}, {count})");
             all.push(Op::Let { ty: "bool", name: whole.clone(), value: inside });
         }
         all.extend(self.either(loads.iter().map(read4).collect(), loads.iter().map(read).collect(), element));

@@ -283,13 +283,15 @@ impl Table {
     /// Rows that a part has room for. The prelude's `UNIO_ROWS` says the same.
     pub const ROWS: usize = 512;
 
-    /// Most blocks of the launch that fills a part's rows: what fills a large card, fewer where each has much to join.
-    pub fn rows(&self) -> usize {
-        if self.holds_much() { Self::ROWS / 2 } else { Self::ROWS }
+    /// Whether a thread keeps so much that only smaller blocks, with fewer elements at a time, leave room for several.
+    pub fn keeps_much(&self) -> bool {
+        self.quantiles > 1 || self.sums > 8
     }
 
-    fn holds_much(&self) -> bool {
-        self.quantiles > 1 || self.sums > 8
+    /// Most blocks of the launch that fills a part's rows: what a large card of 132 multiprocessors has room for, since each row has to
+    /// be joined.
+    pub fn rows(&self) -> usize {
+        if self.keeps_much() { 3 * 132 } else { Self::ROWS }
     }
 
     /// The same where a rank is looked for anew: each block joins the rows of all. The prelude's `UNIO_REFINED_ROWS` says the same.
@@ -297,9 +299,9 @@ impl Table {
     /// Elements that a thread reads before it counts them.
     pub const UNROLL: usize = 8;
 
-    /// The same where many elements are read: fewer if each is much to keep, so that a card has room for several blocks.
+    /// The same where many elements are read.
     pub fn unroll(&self) -> usize {
-        if self.holds_much() { Self::UNROLL / 2 } else { Self::UNROLL }
+        if self.keeps_much() { Self::UNROLL / 2 } else { Self::UNROLL }
     }
 
     /// Elements of a part for each block of its launch. The prelude's `UNIO_ROW_ELEMENTS` says the same.

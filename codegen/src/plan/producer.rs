@@ -412,7 +412,8 @@ impl ProducerStep {
             // Nothing is read but slots: a warp a signal.
             ProducerStep::Whole if table.sums + table.quantiles == 0 => 32 * signals.clamp(1, 8) as u32,
             // Each warp counts each quantile in shared memory of its own.
-            ProducerStep::Count | ProducerStep::Whole if table.quantiles > MOST_RANKED => ELEMENT_THREADS,
+            ProducerStep::Count if table.keeps_much() => ELEMENT_THREADS,
+            ProducerStep::Whole if table.quantiles > MOST_RANKED => ELEMENT_THREADS,
             ProducerStep::Count | ProducerStep::Whole | ProducerStep::Finish => 2 * ELEMENT_THREADS,
             ProducerStep::Settle => 4 * ELEMENT_THREADS,
             _ => ELEMENT_THREADS,

@@ -36,7 +36,7 @@ UNIO_KERNEL(512) perception_adamw(
         real v_s[4];
         real w_s[4];
         real g_s[4];
-        const bool whole = many && first >= lead && first - lead + 4 <= unsigned(n);
+        const bool whole = many && unio_whole(first, lead, 4, unsigned(n));
         if (whole) {
             unio_load4(m_s, m + (first - lead));
             unio_load4(v_s, v + (first - lead));

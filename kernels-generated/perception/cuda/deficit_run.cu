@@ -10,7 +10,7 @@ UNIO_DEVICE void run_length_law(real x, float* slot, float* states) {
 
 // For how many steps the smoothed excess has lasted.
 // From `deficit_run` in specs/perception/control.toml.
-UNIO_KERNEL(32) perception_deficit_run(
+UNIO_KERNEL(32, 1) perception_deficit_run(
     UNIO_IN(float, now_rate_deficit_ema),
     UNIO_INOUT(float, deficit_steps_slot),
     UNIO_INOUT(float, deficit_steps_observed),

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Norm of the whole gradient, before it is clipped.
 // From `grad_norm` in specs/perception/training.toml.
-UNIO_KERNEL(512) perception_grad_norm(
+UNIO_KERNEL(512, 1) perception_grad_norm(
     UNIO_IN(real, g),
     UNIO_INOUT(float, grad_norm_slot),
     UNIO_INOUT(float, grad_norm_observed),

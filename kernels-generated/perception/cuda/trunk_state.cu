@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Magnitude of the recurrent state.
 // From `trunk_state` in specs/perception/control.toml.
-UNIO_KERNEL(512) perception_trunk_state(
+UNIO_KERNEL(512, 1) perception_trunk_state(
     UNIO_IN(real, h),
     UNIO_INOUT(float, h_bound_slot),
     UNIO_INOUT(float, h_bound_observed),

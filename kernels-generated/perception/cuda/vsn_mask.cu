@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Mean over batch and days of the weight that variable selection gives each group of features.
 // From `vsn_mask` in specs/perception/control.toml.
-UNIO_KERNEL(512) perception_vsn_mask(
+UNIO_KERNEL(512, 1) perception_vsn_mask(
     UNIO_IN(real, mask),
     UNIO_INOUT(float, vsn_mask_ema_candle_slot),
     UNIO_INOUT(float, vsn_mask_ema_candle_observed),

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
 // From `atom_positions` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_atom_positions(
+UNIO_KERNEL(512, 1) sp4_atom_positions(
     UNIO_IN(real, z0),
     UNIO_IN(real, z1),
     UNIO_IN(real, z2),
@@ -266,7 +266,7 @@ UNIO_KERNEL(512) sp4_atom_positions(
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
 // From `atom_positions` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_atom_positions_count(
+UNIO_KERNEL(256) sp4_atom_positions_count(
     UNIO_IN(real, z0),
     UNIO_IN(real, z1),
     UNIO_IN(real, z2),
@@ -276,17 +276,17 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
     int n
 ) {
     UNIO_SHARED(int, joined, 0);
-    UNIO_SHARED(int, counts_0, 2048);
-    UNIO_SHARED(unsigned short, counts_0_lists, 10240);
-    UNIO_SHARED(int, counts_1, 15360);
-    UNIO_SHARED(unsigned short, counts_1_lists, 23552);
-    UNIO_SHARED(int, counts_2, 28672);
-    UNIO_SHARED(unsigned short, counts_2_lists, 36864);
-    UNIO_SHARED(int, counts_3, 41984);
-    UNIO_SHARED(unsigned short, counts_3_lists, 50176);
+    UNIO_SHARED(int, counts_0, 1024);
+    UNIO_SHARED(unsigned short, counts_0_lists, 5120);
+    UNIO_SHARED(int, counts_1, 7680);
+    UNIO_SHARED(unsigned short, counts_1_lists, 11776);
+    UNIO_SHARED(int, counts_2, 14336);
+    UNIO_SHARED(unsigned short, counts_2_lists, 18432);
+    UNIO_SHARED(int, counts_3, 20992);
+    UNIO_SHARED(unsigned short, counts_3_lists, 25088);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    for (int bin = threadIdx.x; bin < 2048; bin += 512) {
+    for (int bin = threadIdx.x; bin < 1024; bin += 256) {
         counts_0[bin] = 0;
         counts_1[bin] = 0;
         counts_2[bin] = 0;
@@ -318,10 +318,22 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
     int counts_3_beyond = 0;
     int counts_3_not_finite = 0;
     // A turn is 4 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
-    const bool many = unsigned(n) >= gridDim.x * 2048 && unio_lead(z1) == unio_lead(z0) && unio_lead(z2) == unio_lead(z0) && unio_lead(z3) == unio_lead(z0);
+    const bool many = unsigned(n) >= gridDim.x * 1024 && unio_lead(z1) == unio_lead(z0) && unio_lead(z2) == unio_lead(z0) && unio_lead(z3) == unio_lead(z0);
     const unsigned lead = many ? unio_lead(z0) : 0;
-    const unsigned step = gridDim.x * 512;
-    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n) + lead; first += gridDim.x * 2048) {
+    const unsigned step = gridDim.x * 256;
+    // Each turn starts the reads of the next.
+    real z0_s_next[4] = {};
+    real z1_s_next[4] = {};
+    real z2_s_next[4] = {};
+    real z3_s_next[4] = {};
+    bool whole = many && unio_whole(blockIdx.x * 1024, lead, 1024, unsigned(n));
+    if (whole) {
+        unio_load4(z0_s_next, z0 + (blockIdx.x * 1024 + threadIdx.x * 4 - lead));
+        unio_load4(z1_s_next, z1 + (blockIdx.x * 1024 + threadIdx.x * 4 - lead));
+        unio_load4(z2_s_next, z2 + (blockIdx.x * 1024 + threadIdx.x * 4 - lead));
+        unio_load4(z3_s_next, z3 + (blockIdx.x * 1024 + threadIdx.x * 4 - lead));
+    }
+    for (unsigned first = blockIdx.x * (many ? 1024 : 256); first < unsigned(n) + lead; first += gridDim.x * 1024) {
         real z0_s[4];
         real z1_s[4];
         real z2_s[4];
@@ -331,13 +343,21 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
         float counts_2_value[4];
         float counts_3_value[4];
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
+            z0_s[k] = z0_s_next[k];
+            z1_s[k] = z1_s_next[k];
+            z2_s[k] = z2_s_next[k];
+            z3_s[k] = z3_s_next[k];
+        }
+        const bool next_whole = many && unio_whole(first + gridDim.x * 1024, lead, 1024, unsigned(n));
+        if (next_whole) {
+            unio_load4(z0_s_next, z0 + (own + gridDim.x * 1024));
+            unio_load4(z1_s_next, z1 + (own + gridDim.x * 1024));
+            unio_load4(z2_s_next, z2 + (own + gridDim.x * 1024));
+            unio_load4(z3_s_next, z3 + (own + gridDim.x * 1024));
+        }
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 2048 <= unsigned(n);
         if (whole) {
-            unio_load4(z0_s + 0, z0 + own);
-            unio_load4(z1_s + 0, z1 + own);
-            unio_load4(z2_s + 0, z2 + own);
-            unio_load4(z3_s + 0, z3 + own);
             UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
                 const int e = int(own + k);
                 counts_0_value[k] = unio_abs(z0_s[k]);
@@ -380,6 +400,7 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
             counts_3_held = unio_tally(counts_3 + warp * UNIO_WINDOW, counts_3_list, counts_3_held, counts_3_window, lane,
                 &counts_3_beyond, &counts_3_not_finite);
         }
+        whole = next_whole;
     }
     unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
         &counts_0_beyond, &counts_0_not_finite);
@@ -411,7 +432,7 @@ UNIO_KERNEL(512) sp4_atom_positions_count(
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
 // From `atom_positions` in specs/sp4/producers.toml.
-UNIO_KERNEL(1024) sp4_atom_positions_settle(
+UNIO_KERNEL(1024, 1) sp4_atom_positions_settle(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
     int parts,
@@ -421,7 +442,7 @@ UNIO_KERNEL(1024) sp4_atom_positions_settle(
     UNIO_SHARED(int, counted, 4096);
     UNIO_SHARED(int, found, 5248);
     // A block a quantile: the rank lies in the window, or the answer is looked for anew: it never depends on where the window stood.
-    const int known = unio_rows_of<256>(n);
+    const int known = unio_rows_of<396>(n);
     if (blockIdx.x == 0) {
         const int window = unio_window(brackets_[0]);
         const int not_finite_first = unio_count_of_row(rows_, 524, 4, known);
@@ -638,7 +659,7 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
         counts_3[bin] = 0;
     }
     __syncthreads();
-    const int known = unio_rows_of<256>(n);
+    const int known = unio_rows_of<396>(n);
     // No value has the exponent of what is settled.
     int stat_0_exponent = -1;
     if (!stat_0_settled) {
@@ -721,7 +742,7 @@ UNIO_KERNEL(256) sp4_atom_positions_refine(
 
 // Bounds of Mech 2: p99 of the magnitude of each branch's atom positions.
 // From `atom_positions` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_atom_positions_finish(
+UNIO_KERNEL(512, 1) sp4_atom_positions_finish(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
     UNIO_IN(int, exponents_),
@@ -748,31 +769,14 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
     UNIO_SHARED(int, joined, 0);
     UNIO_SHARED(int, counted, 2048);
     UNIO_SHARED(int, found, 3200);
-    const int known = unio_rows_of<256>(n);
-    // On their way before the sums are joined.
-    const int stat_0_settled = brackets_[1];
+    const int known = unio_rows_of<396>(n);
+
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
     int stat_0_count = brackets_[4];
     const int stat_0_finite = brackets_[5];
-    const int stat_1_settled = brackets_[9];
-    int stat_1_key = brackets_[10];
-    int stat_1_below = brackets_[11];
-    int stat_1_count = brackets_[12];
-    const int stat_1_finite = brackets_[13];
-    const int stat_2_settled = brackets_[17];
-    int stat_2_key = brackets_[18];
-    int stat_2_below = brackets_[19];
-    int stat_2_count = brackets_[20];
-    const int stat_2_finite = brackets_[21];
-    const int stat_3_settled = brackets_[25];
-    int stat_3_key = brackets_[26];
-    int stat_3_below = brackets_[27];
-    int stat_3_count = brackets_[28];
-    const int stat_3_finite = brackets_[29];
-
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    if (stat_0_settled == 0) {
+    if (brackets_[1] == 0) {
         unio_prefix<UNIO_BINS>(
             unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);
@@ -793,8 +797,12 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
         brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW_BELOW);
     }
 
+    int stat_1_key = brackets_[10];
+    int stat_1_below = brackets_[11];
+    int stat_1_count = brackets_[12];
+    const int stat_1_finite = brackets_[13];
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
-    if (stat_1_settled == 0) {
+    if (brackets_[9] == 0) {
         unio_prefix<UNIO_BINS>(
             unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 256, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_1_rank, found);
@@ -815,8 +823,12 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
         brackets_[8] = unio_window(stat_1_key - UNIO_WINDOW_BELOW);
     }
 
+    int stat_2_key = brackets_[18];
+    int stat_2_below = brackets_[19];
+    int stat_2_count = brackets_[20];
+    const int stat_2_finite = brackets_[21];
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
-    if (stat_2_settled == 0) {
+    if (brackets_[17] == 0) {
         unio_prefix<UNIO_BINS>(
             unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 512, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_2_rank, found);
@@ -837,8 +849,12 @@ UNIO_KERNEL(512) sp4_atom_positions_finish(
         brackets_[16] = unio_window(stat_2_key - UNIO_WINDOW_BELOW);
     }
 
+    int stat_3_key = brackets_[26];
+    int stat_3_below = brackets_[27];
+    int stat_3_count = brackets_[28];
+    const int stat_3_finite = brackets_[29];
     const int stat_3_rank = unio_rank(0.99, stat_3_finite);
-    if (stat_3_settled == 0) {
+    if (brackets_[25] == 0) {
         unio_prefix<UNIO_BINS>(
             unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 524, exponents_, 1024, 768, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_3_rank, found);

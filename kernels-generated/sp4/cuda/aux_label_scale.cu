@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Mean magnitude of the labels; read later in the same step by the next-bar loss as max(slot, 1e-6).
 // From `aux_label_scale` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_aux_label_scale(
+UNIO_KERNEL(512, 1) sp4_aux_label_scale(
     UNIO_IN(real, y),
     UNIO_INOUT(float, aux_label_scale_slot),
     UNIO_INOUT(float, aux_label_scale_observed),
@@ -82,8 +82,8 @@ UNIO_KERNEL(512) sp4_aux_label_scale_count(
     for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
         real y_s[8];
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        const bool whole = many && unio_whole(first, lead, 4096, unsigned(n));
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
         if (whole) {
             unio_load4(y_s + 0, y + own);
             unio_load4(y_s + 4, y + own + 2048);
@@ -116,7 +116,7 @@ UNIO_KERNEL(512) sp4_aux_label_scale_count(
 
 // Mean magnitude of the labels; read later in the same step by the next-bar loss as max(slot, 1e-6).
 // From `aux_label_scale` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_aux_label_scale_finish(
+UNIO_KERNEL(512, 1) sp4_aux_label_scale_finish(
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(float, aux_label_scale_slot),

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Loss of the next-bar head.
 // From `aux_next_bar_mse` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_aux_next_bar_mse(
+UNIO_KERNEL(512, 1) sp4_aux_next_bar_mse(
     UNIO_IN(real, l),
     UNIO_INOUT(float, aux_next_bar_mse_slot),
     UNIO_INOUT(float, aux_next_bar_mse_observed),

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Loss of the regime head.
 // From `aux_regime_ce` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_aux_regime_ce(
+UNIO_KERNEL(512, 1) sp4_aux_regime_ce(
     UNIO_IN(real, l),
     UNIO_INOUT(float, aux_regime_ce_slot),
     UNIO_INOUT(float, aux_regime_ce_observed),

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Bound of Mech 6: the norm of the whole gradient.
 // From `grad_clip_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_grad_clip_bound(
+UNIO_KERNEL(512, 1) sp4_grad_clip_bound(
     UNIO_IN(real, g),
     UNIO_INOUT(float, grad_clip_bound_slot),
     UNIO_INOUT(float, grad_clip_bound_observed),

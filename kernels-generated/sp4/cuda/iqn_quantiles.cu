@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Mean over batch and actions of the quantile value per tau; the median (2 of 5) is skipped.
 // From `iqn_quantiles` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_iqn_quantiles(
+UNIO_KERNEL(512, 1) sp4_iqn_quantiles(
     UNIO_IN(real, q),
     UNIO_INOUT(float, iqn_q_p05_slot),
     UNIO_INOUT(float, iqn_q_p05_observed),
@@ -151,8 +151,8 @@ UNIO_KERNEL(512) sp4_iqn_quantiles_count(
     double acc_3 = 0.0;
     for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        const bool whole = many && unio_whole(first, lead, 4096, unsigned(n));
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
         if (whole) {
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
                 const int e = int(own + (k / 4 * 2048 + k % 4));
@@ -226,7 +226,7 @@ UNIO_KERNEL(512) sp4_iqn_quantiles_count(
 
 // Mean over batch and actions of the quantile value per tau; the median (2 of 5) is skipped.
 // From `iqn_quantiles` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_iqn_quantiles_finish(
+UNIO_KERNEL(512, 1) sp4_iqn_quantiles_finish(
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(float, iqn_q_p05_slot),

@@ -27,7 +27,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 // gradient's norm over the K input features. It is 0 while the gradient is spread evenly and rises as it
 // concentrates; because an observation of 0 is skipped, it does not fall back to exactly 0.
 // From `l1_oracle` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_l1_oracle(
+UNIO_KERNEL(512, 1) sp4_l1_oracle(
     UNIO_IN(real, g),
     UNIO_IN(float, observed_mean_abs_g_dqn_trunk),
     UNIO_IN(float, observed_mean_abs_w_dqn_trunk),
@@ -714,7 +714,7 @@ UNIO_KERNEL(512) sp4_l1_oracle(
 // gradient's norm over the K input features. It is 0 while the gradient is spread evenly and rises as it
 // concentrates; because an observation of 0 is skipped, it does not fall back to exactly 0.
 // From `l1_oracle` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_l1_oracle_count(
+UNIO_KERNEL(256) sp4_l1_oracle_count(
     UNIO_IN(real, g),
     UNIO_IN(float, observed_mean_abs_g_dqn_trunk),
     UNIO_IN(float, observed_mean_abs_w_dqn_trunk),
@@ -726,9 +726,9 @@ UNIO_KERNEL(512) sp4_l1_oracle_count(
     const real observed_mean_abs_g_dqn_trunk_ = real(observed_mean_abs_g_dqn_trunk[0]);
     const real observed_mean_abs_w_dqn_trunk_ = real(observed_mean_abs_w_dqn_trunk[0]);
     // A turn is 4 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
-    const bool many = unsigned(n) >= gridDim.x * 2048;
+    const bool many = unsigned(n) >= gridDim.x * 1024;
     const unsigned lead = 0;
-    const unsigned step = gridDim.x * 512;
+    const unsigned step = gridDim.x * 256;
     double acc_0 = 0.0;
     double acc_1 = 0.0;
     double acc_2 = 0.0;
@@ -777,10 +777,10 @@ UNIO_KERNEL(512) sp4_l1_oracle_count(
     double acc_45 = 0.0;
     double acc_46 = 0.0;
     double acc_47 = 0.0;
-    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n) + lead; first += gridDim.x * 2048) {
+    for (unsigned first = blockIdx.x * (many ? 1024 : 256); first < unsigned(n) + lead; first += gridDim.x * 1024) {
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        const bool whole = many && unio_whole(first, lead, 1024, unsigned(n));
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 2048 <= unsigned(n);
         if (whole) {
             UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
                 const int e = int(own + k);
@@ -1000,7 +1000,7 @@ UNIO_KERNEL(512) sp4_l1_oracle_count(
 // gradient's norm over the K input features. It is 0 while the gradient is spread evenly and rises as it
 // concentrates; because an observation of 0 is skipped, it does not fall back to exactly 0.
 // From `l1_oracle` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_l1_oracle_finish(
+UNIO_KERNEL(512, 1) sp4_l1_oracle_finish(
     UNIO_IN(float, observed_mean_abs_g_dqn_trunk),
     UNIO_IN(float, observed_mean_abs_w_dqn_trunk),
     UNIO_IN(int, rows_),
@@ -1115,7 +1115,7 @@ UNIO_KERNEL(512) sp4_l1_oracle_finish(
     UNIO_SHARED(double, partial, 0);
     const real observed_mean_abs_g_dqn_trunk_ = real(observed_mean_abs_g_dqn_trunk[0]);
     const real observed_mean_abs_w_dqn_trunk_ = real(observed_mean_abs_w_dqn_trunk[0]);
-    const int known = unio_rows_of<256>(n);
+    const int known = unio_rows_of<396>(n);
     const double total_0_first = unio_first_row(rows_, 4, sums_, 48, 0, known, 0.0);
     const double total_1_first = unio_first_row(rows_, 4, sums_, 48, 1, known, 0.0);
     const double total_2_first = unio_first_row(rows_, 4, sums_, 48, 2, known, 0.0);

@@ -14,7 +14,7 @@ UNIO_KERNEL(512) sp4_mirror_utilization(
     const unsigned step = many ? 1 : gridDim.x * 512;
     for (unsigned first = (blockIdx.x * 512 + threadIdx.x) * (many ? 4 : 1); first < unsigned(n) + lead; first += gridDim.x * 2048) {
         real x_s[4];
-        const bool whole = many && first >= lead && first - lead + 4 <= unsigned(n);
+        const bool whole = many && unio_whole(first, lead, 4, unsigned(n));
         if (whole) {
             unio_load4(x_s, x + (first - lead));
         } else {

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Use of the experts.
 // From `moe` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_moe(
+UNIO_KERNEL(512, 1) sp4_moe(
     UNIO_IN(real, gate),
     UNIO_INOUT(float, moe_expert_util_0_slot),
     UNIO_INOUT(float, moe_expert_util_0_observed),
@@ -220,8 +220,8 @@ UNIO_KERNEL(512) sp4_moe_count(
     double acc_7 = 0.0;
     for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        const bool whole = many && unio_whole(first, lead, 4096, unsigned(n));
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
         if (whole) {
             UNIO_UNROLL() for (int k = 0; k < 8; ++k) {
                 const int e = int(own + (k / 4 * 2048 + k % 4));
@@ -279,7 +279,7 @@ UNIO_KERNEL(512) sp4_moe_count(
 
 // Use of the experts.
 // From `moe` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_moe_finish(
+UNIO_KERNEL(512, 1) sp4_moe_finish(
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(float, moe_expert_util_0_slot),

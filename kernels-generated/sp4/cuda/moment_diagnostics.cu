@@ -28,8 +28,8 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_count(
         real v_s[8];
         real w_s[8];
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        const bool whole = many && unio_whole(first, lead, 4096, unsigned(n));
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
         if (whole) {
             unio_load4(m_s + 0, m + own);
             unio_load4(v_s + 0, v + own);
@@ -76,7 +76,7 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_count(
 
 // Elements of a group's weights and moments that alarm.
 // From `moment_diagnostics` in specs/sp4/consumers.toml.
-UNIO_KERNEL(512) sp4_moment_diagnostics_finish(
+UNIO_KERNEL(512, 1) sp4_moment_diagnostics_finish(
     UNIO_IN(float, prev_adam_m_bound),
     UNIO_IN(float, prev_adam_v_bound),
     UNIO_IN(int, rows_),

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Pearl B: one read of a group's four buffers for all its signals.
 // From `param_group_oracle` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_param_group_oracle_count(
+UNIO_KERNEL(256) sp4_param_group_oracle_count(
     UNIO_IN(real, g),
     UNIO_IN(real, m),
     UNIO_IN(real, v),
@@ -37,15 +37,15 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
 ) {
     UNIO_SHARED(double, partial, 0);
     UNIO_SHARED(int, joined, 1280);
-    UNIO_SHARED(int, counts_0, 3328);
-    UNIO_SHARED(unsigned short, counts_0_lists, 11520);
-    UNIO_SHARED(int, counts_1, 16640);
-    UNIO_SHARED(unsigned short, counts_1_lists, 24832);
-    UNIO_SHARED(int, counts_2, 29952);
-    UNIO_SHARED(unsigned short, counts_2_lists, 38144);
+    UNIO_SHARED(int, counts_0, 2304);
+    UNIO_SHARED(unsigned short, counts_0_lists, 6400);
+    UNIO_SHARED(int, counts_1, 8960);
+    UNIO_SHARED(unsigned short, counts_1_lists, 13056);
+    UNIO_SHARED(int, counts_2, 15616);
+    UNIO_SHARED(unsigned short, counts_2_lists, 19712);
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    for (int bin = threadIdx.x; bin < 2048; bin += 512) {
+    for (int bin = threadIdx.x; bin < 1024; bin += 256) {
         counts_0[bin] = 0;
         counts_1[bin] = 0;
         counts_2[bin] = 0;
@@ -70,16 +70,28 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
     int counts_2_beyond = 0;
     int counts_2_not_finite = 0;
     // A turn is 4 elements a thread, by fours that one access takes where all blocks have many and all buffers begin alike.
-    const bool many = unsigned(n) >= gridDim.x * 2048 && unio_lead(m) == unio_lead(g) && unio_lead(v) == unio_lead(g) && unio_lead(w) == unio_lead(g);
+    const bool many = unsigned(n) >= gridDim.x * 1024 && unio_lead(m) == unio_lead(g) && unio_lead(v) == unio_lead(g) && unio_lead(w) == unio_lead(g);
     const unsigned lead = many ? unio_lead(g) : 0;
-    const unsigned step = gridDim.x * 512;
+    const unsigned step = gridDim.x * 256;
     double acc_3 = 0.0;
     double acc_4 = 0.0;
     double acc_5 = 0.0;
     double acc_6 = 0.0;
     double acc_8 = 0.0;
     float acc_7 = -unio_inf();
-    for (unsigned first = blockIdx.x * (many ? 2048 : 512); first < unsigned(n) + lead; first += gridDim.x * 2048) {
+    // Each turn starts the reads of the next.
+    real g_s_next[4] = {};
+    real m_s_next[4] = {};
+    real v_s_next[4] = {};
+    real w_s_next[4] = {};
+    bool whole = many && unio_whole(blockIdx.x * 1024, lead, 1024, unsigned(n));
+    if (whole) {
+        unio_load4(g_s_next, g + (blockIdx.x * 1024 + threadIdx.x * 4 - lead));
+        unio_load4(m_s_next, m + (blockIdx.x * 1024 + threadIdx.x * 4 - lead));
+        unio_load4(v_s_next, v + (blockIdx.x * 1024 + threadIdx.x * 4 - lead));
+        unio_load4(w_s_next, w + (blockIdx.x * 1024 + threadIdx.x * 4 - lead));
+    }
+    for (unsigned first = blockIdx.x * (many ? 1024 : 256); first < unsigned(n) + lead; first += gridDim.x * 1024) {
         real g_s[4];
         real m_s[4];
         real v_s[4];
@@ -88,13 +100,21 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
         float counts_1_value[4];
         float counts_2_value[4];
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
+            g_s[k] = g_s_next[k];
+            m_s[k] = m_s_next[k];
+            v_s[k] = v_s_next[k];
+            w_s[k] = w_s_next[k];
+        }
+        const bool next_whole = many && unio_whole(first + gridDim.x * 1024, lead, 1024, unsigned(n));
+        if (next_whole) {
+            unio_load4(g_s_next, g + (own + gridDim.x * 1024));
+            unio_load4(m_s_next, m + (own + gridDim.x * 1024));
+            unio_load4(v_s_next, v + (own + gridDim.x * 1024));
+            unio_load4(w_s_next, w + (own + gridDim.x * 1024));
+        }
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 2048 <= unsigned(n);
         if (whole) {
-            unio_load4(g_s + 0, g + own);
-            unio_load4(m_s + 0, m + own);
-            unio_load4(v_s + 0, v + own);
-            unio_load4(w_s + 0, w + own);
             UNIO_UNROLL() for (int k = 0; k < 4; ++k) {
                 const int e = int(own + k);
                 acc_3 = unio_fma(double(w_s[k]), double(g_s[k]), acc_3);
@@ -142,6 +162,7 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
             counts_2_held = unio_tally(counts_2 + warp * UNIO_WINDOW, counts_2_list, counts_2_held, counts_2_window, lane,
                 &counts_2_beyond, &counts_2_not_finite);
         }
+        whole = next_whole;
     }
     unio_tally(counts_0 + warp * UNIO_WINDOW, counts_0_list, counts_0_held, counts_0_window, lane,
         &counts_0_beyond, &counts_0_not_finite);
@@ -186,7 +207,7 @@ UNIO_KERNEL(512) sp4_param_group_oracle_count(
 
 // Pearl B: one read of a group's four buffers for all its signals.
 // From `param_group_oracle` in specs/sp4/producers.toml.
-UNIO_KERNEL(1024) sp4_param_group_oracle_settle(
+UNIO_KERNEL(1024, 1) sp4_param_group_oracle_settle(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
     int parts
@@ -441,7 +462,7 @@ UNIO_KERNEL(256) sp4_param_group_oracle_refine(
 
 // Pearl B: one read of a group's four buffers for all its signals.
 // From `param_group_oracle` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_param_group_oracle_finish(
+UNIO_KERNEL(512, 1) sp4_param_group_oracle_finish(
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(int, brackets_),
@@ -485,22 +506,6 @@ UNIO_KERNEL(512) sp4_param_group_oracle_finish(
     const double total_6_first = unio_first_row(rows_, 394, sums_, 6, 3, known, 0.0);
     const double total_8_first = unio_first_row(rows_, 394, sums_, 6, 5, known, 0.0);
     const double total_7_first = unio_first_row(rows_, 394, sums_, 6, 4, known, -double(unio_inf()));
-    // On their way before the sums are joined.
-    const int stat_0_settled = brackets_[1];
-    int stat_0_key = brackets_[2];
-    int stat_0_below = brackets_[3];
-    int stat_0_count = brackets_[4];
-    const int stat_0_finite = brackets_[5];
-    const int stat_1_settled = brackets_[9];
-    int stat_1_key = brackets_[10];
-    int stat_1_below = brackets_[11];
-    int stat_1_count = brackets_[12];
-    const int stat_1_finite = brackets_[13];
-    const int stat_2_settled = brackets_[17];
-    int stat_2_key = brackets_[18];
-    int stat_2_below = brackets_[19];
-    int stat_2_count = brackets_[20];
-    const int stat_2_finite = brackets_[21];
     const double acc_3 = unio_sum_rows(total_3_first, rows_, 394, sums_, 6, 0, parts, known);
     const double acc_4 = unio_sum_rows(total_4_first, rows_, 394, sums_, 6, 1, parts, known);
     const double acc_5 = unio_sum_rows(total_5_first, rows_, 394, sums_, 6, 2, parts, known);
@@ -518,8 +523,12 @@ UNIO_KERNEL(512) sp4_param_group_oracle_finish(
     unio_block_maxima(largest, partial);
     const double total_7 = largest[0];
 
+    int stat_0_key = brackets_[2];
+    int stat_0_below = brackets_[3];
+    int stat_0_count = brackets_[4];
+    const int stat_0_finite = brackets_[5];
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    if (stat_0_settled == 0) {
+    if (brackets_[1] == 0) {
         unio_prefix<UNIO_BINS>(
             unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, exponents_, 768, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);
@@ -540,8 +549,12 @@ UNIO_KERNEL(512) sp4_param_group_oracle_finish(
         brackets_[0] = unio_window(stat_0_key - UNIO_WINDOW_BELOW);
     }
 
+    int stat_1_key = brackets_[10];
+    int stat_1_below = brackets_[11];
+    int stat_1_count = brackets_[12];
+    const int stat_1_finite = brackets_[13];
     const int stat_1_rank = unio_rank(0.99, stat_1_finite);
-    if (stat_1_settled == 0) {
+    if (brackets_[9] == 0) {
         unio_prefix<UNIO_BINS>(
             unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, exponents_, 768, 256, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_1_rank, found);
@@ -562,8 +575,12 @@ UNIO_KERNEL(512) sp4_param_group_oracle_finish(
         brackets_[8] = unio_window(stat_1_key - UNIO_WINDOW_BELOW);
     }
 
+    int stat_2_key = brackets_[18];
+    int stat_2_below = brackets_[19];
+    int stat_2_count = brackets_[20];
+    const int stat_2_finite = brackets_[21];
     const int stat_2_rank = unio_rank(0.99, stat_2_finite);
-    if (stat_2_settled == 0) {
+    if (brackets_[17] == 0) {
         unio_prefix<UNIO_BINS>(
             unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 394, exponents_, 768, 512, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_2_rank, found);

@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Mean magnitude of Q. Still produced; monitoring only since SP4.
 // From `q_abs_ref` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_q_abs_ref(
+UNIO_KERNEL(512, 1) sp4_q_abs_ref(
     UNIO_IN(real, q),
     UNIO_INOUT(float, q_abs_ref_slot),
     UNIO_INOUT(float, q_abs_ref_observed),
@@ -82,8 +82,8 @@ UNIO_KERNEL(512) sp4_q_abs_ref_count(
     for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
         real q_s[8];
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        const bool whole = many && unio_whole(first, lead, 4096, unsigned(n));
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
         if (whole) {
             unio_load4(q_s + 0, q + own);
             unio_load4(q_s + 4, q + own + 2048);
@@ -116,7 +116,7 @@ UNIO_KERNEL(512) sp4_q_abs_ref_count(
 
 // Mean magnitude of Q. Still produced; monitoring only since SP4.
 // From `q_abs_ref` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_q_abs_ref_finish(
+UNIO_KERNEL(512, 1) sp4_q_abs_ref_finish(
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(float, q_abs_ref_slot),

@@ -54,8 +54,8 @@ UNIO_KERNEL(512) sp4_q_dir_grad_bound_count(
         real d_s[8];
         float counts_0_value[8];
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        const bool whole = many && unio_whole(first, lead, 4096, unsigned(n));
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
         if (whole) {
             unio_load4(d_s + 0, d + own);
             unio_load4(d_s + 4, d + own + 2048);
@@ -99,7 +99,7 @@ UNIO_KERNEL(512) sp4_q_dir_grad_bound_count(
 
 // Bound of the second gradient sanitiser: p99 of the magnitude over the union of two logit gradients.
 // From `q_dir_grad_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(1024) sp4_q_dir_grad_bound_settle(
+UNIO_KERNEL(1024, 1) sp4_q_dir_grad_bound_settle(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
     int parts
@@ -240,7 +240,7 @@ UNIO_KERNEL(256) sp4_q_dir_grad_bound_refine(
 
 // Bound of the second gradient sanitiser: p99 of the magnitude over the union of two logit gradients.
 // From `q_dir_grad_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_q_dir_grad_bound_finish(
+UNIO_KERNEL(512, 1) sp4_q_dir_grad_bound_finish(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
     UNIO_IN(int, exponents_),
@@ -256,15 +256,13 @@ UNIO_KERNEL(512) sp4_q_dir_grad_bound_finish(
     UNIO_SHARED(int, found, 3200);
     const int n = unio_elements(rows_, 134, parts);
     const int known = -1;
-    // On their way before the sums are joined.
-    const int stat_0_settled = brackets_[1];
+
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
     int stat_0_count = brackets_[4];
     const int stat_0_finite = brackets_[5];
-
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    if (stat_0_settled == 0) {
+    if (brackets_[1] == 0) {
         unio_prefix<UNIO_BINS>(
             unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 134, exponents_, 256, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);

@@ -42,8 +42,8 @@ UNIO_KERNEL(512) sp4_rate_deficit_count(
     for (unsigned first = blockIdx.x * (many ? 4096 : 512); first < unsigned(n) + lead; first += gridDim.x * 4096) {
         int engaged_s[8];
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        const bool whole = many && unio_whole(first, lead, 4096, unsigned(n));
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
         if (whole) {
             unio_load4(engaged_s + 0, engaged + own);
             unio_load4(engaged_s + 4, engaged + own + 2048);
@@ -76,7 +76,7 @@ UNIO_KERNEL(512) sp4_rate_deficit_count(
 
 // Share of the weights that the clamp changed, less the expected share.
 // From `rate_deficit` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_rate_deficit_finish(
+UNIO_KERNEL(512, 1) sp4_rate_deficit_finish(
     UNIO_IN(float, observed_elements),
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),

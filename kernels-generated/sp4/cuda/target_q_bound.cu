@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Bound of Mech 1: p99 of the magnitude of the target Q.
 // From `target_q_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_target_q_bound(
+UNIO_KERNEL(512, 1) sp4_target_q_bound(
     UNIO_IN(real, q),
     UNIO_INOUT(float, target_q_bound_slot),
     UNIO_INOUT(float, target_q_bound_observed),
@@ -139,8 +139,8 @@ UNIO_KERNEL(512) sp4_target_q_bound_count(
         real q_s[8];
         float counts_0_value[8];
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        const bool whole = many && unio_whole(first, lead, 4096, unsigned(n));
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
         if (whole) {
             unio_load4(q_s + 0, q + own);
             unio_load4(q_s + 4, q + own + 2048);
@@ -184,7 +184,7 @@ UNIO_KERNEL(512) sp4_target_q_bound_count(
 
 // Bound of Mech 1: p99 of the magnitude of the target Q.
 // From `target_q_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(1024) sp4_target_q_bound_settle(
+UNIO_KERNEL(1024, 1) sp4_target_q_bound_settle(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
     int parts,
@@ -326,7 +326,7 @@ UNIO_KERNEL(256) sp4_target_q_bound_refine(
 
 // Bound of Mech 1: p99 of the magnitude of the target Q.
 // From `target_q_bound` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_target_q_bound_finish(
+UNIO_KERNEL(512, 1) sp4_target_q_bound_finish(
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
     UNIO_IN(int, exponents_),
@@ -342,15 +342,13 @@ UNIO_KERNEL(512) sp4_target_q_bound_finish(
     UNIO_SHARED(int, counted, 2048);
     UNIO_SHARED(int, found, 3200);
     const int known = unio_rows_of<512>(n);
-    // On their way before the sums are joined.
-    const int stat_0_settled = brackets_[1];
+
     int stat_0_key = brackets_[2];
     int stat_0_below = brackets_[3];
     int stat_0_count = brackets_[4];
     const int stat_0_finite = brackets_[5];
-
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    if (stat_0_settled == 0) {
+    if (brackets_[1] == 0) {
         unio_prefix<UNIO_BINS>(
             unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 134, exponents_, 256, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);

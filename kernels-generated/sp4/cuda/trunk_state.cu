@@ -25,7 +25,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 
 // Magnitude of the trunk state.
 // From `trunk_state` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_trunk_state(
+UNIO_KERNEL(512, 1) sp4_trunk_state(
     UNIO_IN(real, h),
     UNIO_IN(float, prev_h_s2_bound),
     UNIO_INOUT(float, h_s2_bound_slot),
@@ -195,8 +195,8 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
         real h_s[8];
         float counts_0_value[8];
         const unsigned own = first + threadIdx.x * (many ? 4 : 1) - lead;
+        const bool whole = many && unio_whole(first, lead, 4096, unsigned(n));
         // Where all are there, no read hangs on a condition.
-        const bool whole = many && first >= lead && first - lead + 4096 <= unsigned(n);
         if (whole) {
             unio_load4(h_s + 0, h + own);
             unio_load4(h_s + 4, h + own + 2048);
@@ -254,7 +254,7 @@ UNIO_KERNEL(512) sp4_trunk_state_count(
 
 // Magnitude of the trunk state.
 // From `trunk_state` in specs/sp4/producers.toml.
-UNIO_KERNEL(1024) sp4_trunk_state_settle(
+UNIO_KERNEL(1024, 1) sp4_trunk_state_settle(
     UNIO_IN(float, prev_h_s2_bound),
     UNIO_IN(int, rows_),
     UNIO_INOUT(int, brackets_),
@@ -401,7 +401,7 @@ UNIO_KERNEL(256) sp4_trunk_state_refine(
 
 // Magnitude of the trunk state.
 // From `trunk_state` in specs/sp4/producers.toml.
-UNIO_KERNEL(512) sp4_trunk_state_finish(
+UNIO_KERNEL(512, 1) sp4_trunk_state_finish(
     UNIO_IN(float, prev_h_s2_bound),
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
@@ -432,12 +432,6 @@ UNIO_KERNEL(512) sp4_trunk_state_finish(
     const double total_1_first = unio_first_row(rows_, 134, sums_, 3, 0, known, 0.0);
     const double total_2_first = unio_first_row(rows_, 134, sums_, 3, 1, known, 0.0);
     const double total_3_first = unio_first_row(rows_, 134, sums_, 3, 2, known, 0.0);
-    // On their way before the sums are joined.
-    const int stat_0_settled = brackets_[1];
-    int stat_0_key = brackets_[2];
-    int stat_0_below = brackets_[3];
-    int stat_0_count = brackets_[4];
-    const int stat_0_finite = brackets_[5];
     const double acc_1 = unio_sum_rows(total_1_first, rows_, 134, sums_, 3, 0, parts, known);
     const double acc_2 = unio_sum_rows(total_2_first, rows_, 134, sums_, 3, 1, parts, known);
     const double acc_3 = unio_sum_rows(total_3_first, rows_, 134, sums_, 3, 2, parts, known);
@@ -447,8 +441,12 @@ UNIO_KERNEL(512) sp4_trunk_state_finish(
     const double total_2 = summed[1];
     const double total_3 = summed[2];
 
+    int stat_0_key = brackets_[2];
+    int stat_0_below = brackets_[3];
+    int stat_0_count = brackets_[4];
+    const int stat_0_finite = brackets_[5];
     const int stat_0_rank = unio_rank(0.99, stat_0_finite);
-    if (stat_0_settled == 0) {
+    if (brackets_[1] == 0) {
         unio_prefix<UNIO_BINS>(
             unio_columns<UNIO_BINS, UNIO_REFINED_ROWS>(rows_, 134, exponents_, 256, 0, parts, known, joined), counted);
         unio_find<UNIO_BINS>(counted, stat_0_rank, found);

@@ -68,7 +68,7 @@ pub(crate) struct Declared {
     pub(crate) max_threads: Option<u32>,
 }
 
-/// Finds `UNIO_KERNEL(bound) name(parameters)`, outside comments and directives.
+/// Finds `UNIO_KERNEL(threads) name(parameters)`, also with a number of blocks after the threads, outside comments and directives.
 pub(crate) fn kernels(text: &str) -> Vec<Declared> {
     let text = without_comments(text);
     let mut found = Vec::new();
@@ -97,7 +97,7 @@ fn declared(after: &str) -> Option<Declared> {
     (!name.is_empty()).then(|| Declared {
         name,
         parameters: count_parameters(parameters),
-        max_threads: bound.trim().parse().ok(),
+        max_threads: bound.split(',').next().and_then(|threads| threads.trim().parse().ok()),
     })
 }
 
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn kernels_are_found_in_code_only() {
         let text = "// UNIO_KERNEL(1) no(int a)\n#define K UNIO_KERNEL(2) no2(int a)\n/* UNIO_KERNEL(3) no3() */\n\
-                    UNIO_KERNEL(256) yes(UNIO_IN(real, x),\n UNIO_OUT(real, y), int n) { f(a / b); }\n\
+                    UNIO_KERNEL(256, 1) yes(UNIO_IN(real, x),\n UNIO_OUT(real, y), int n) { f(a / b); }\n\
                     UNIO_KERNEL(N) none() {}";
         let found = kernels(text);
         let yes = Declared { name: "yes".into(), parameters: 3, max_threads: Some(256) };

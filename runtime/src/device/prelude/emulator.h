@@ -42,7 +42,7 @@ extern "C" __attribute__((visibility("default"))) unio_thread** unio_slot() { re
 #define gridDim (unio_self->block->grid)
 #define warpSize 32
 
-#define UNIO_KERNEL(max_threads) static void
+#define UNIO_KERNEL(...) static void
 #define UNIO_DEVICE UNIO_UNUSED static inline
 #define UNIO_SHARED(T, name, byte_offset) T* name = reinterpret_cast<T*>(unio_self->block->shared + (byte_offset))
 

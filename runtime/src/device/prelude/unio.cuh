@@ -8,7 +8,8 @@
 typedef UNIO_REAL real;
 
 #ifndef UNIO_EMULATOR
-#define UNIO_KERNEL(max_threads) extern "C" __global__ void __launch_bounds__(max_threads)
+// Most threads of a block; then, where a launch has few blocks, 1: registers count for more than room for further blocks.
+#define UNIO_KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define UNIO_DEVICE static __device__ __forceinline__
 extern __shared__ __align__(128) unsigned char unio_shared_arena[];
 #define UNIO_SHARED(T, name, byte_offset) T* name = reinterpret_cast<T*>(unio_shared_arena + (byte_offset))
@@ -95,6 +96,10 @@ UNIO_DEVICE double unio_max(double a, double b) {
 // Four neighbours by accesses of 16 bytes, from an address that is a multiple of their size; so many elements lie between such an
 // address and this one.
 template <class T> UNIO_DEVICE unsigned unio_lead(const T* p) { return unsigned(reinterpret_cast<size_t>(p) / sizeof(T) % 4); }
+// Whether so many elements from place `first` on are all there, where the first element has place `lead`.
+UNIO_DEVICE bool unio_whole(unsigned first, unsigned lead, unsigned length, unsigned n) {
+    return first >= lead && first - lead + length <= n;
+}
 #ifndef UNIO_EMULATOR
 template <class T> struct alignas(16) UnioSixteen { T of[16 / sizeof(T)]; };
 template <class T> UNIO_DEVICE void unio_load4(T* to, const T* from) {
