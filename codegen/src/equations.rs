@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::diagnostics::{Code, Diagnostics, Report};
+use crate::diagnostics::{Code, Diagnostics, Loc, Report};
 use crate::math::{Adjoint, Elem, Program, Role, ScalarRead, Scope, TensorId, adjoint, elaborate, normalize};
 use crate::model::{Model, Network, Over, Slot, Stage, WireSource};
 use crate::spec::equation::{Expr, Name, Statement, Target, When};
@@ -150,31 +150,30 @@ fn producer_program(model: &Model, producer: &crate::model::Producer, report: &m
         statistics: true,
         scalar: &scalar,
     };
-    let mut declared = Vec::new();
-    for (name, _, shape, elem) in &producer.read {
-        let loc = producer.loc.clone();
-        declared.push(crate::math::Declared {
-            name: name.clone(),
-            role: Role::Table,
-            elem: *elem,
-            shape: shape.clone(),
-            sliced: false,
-            loc,
-        });
-    }
-    for signal in &producer.signals {
-        let (name, loc) = (signal.target.clone(), signal.expr.loc.clone());
-        declared.push(crate::math::Declared {
-            name,
-            role: Role::Output,
-            elem: Elem::Real,
-            shape: Vec::new(),
-            sliced: false,
-            loc,
-        });
-    }
+    let declared = producer_tensors(producer);
     let statements: Vec<Statement> = producer.signals.iter().map(|s| signal_statement(&s.target, &s.expr)).collect();
     let program = elaborate(&declared, &statements, &scope, report);
+    check_quantiles(&program, report);
+    program
+}
+
+/// What a producer reads, and its signals.
+fn producer_tensors(producer: &crate::model::Producer) -> Vec<crate::math::Declared> {
+    let tensor = |name: &str, role, elem, shape: &[usize], loc: &Loc| crate::math::Declared {
+        name: name.to_owned(),
+        role,
+        elem,
+        shape: shape.to_vec(),
+        sliced: false,
+        loc: loc.clone(),
+    };
+    let read = producer.read.iter();
+    let read = read.map(|(name, _, shape, elem)| tensor(name, Role::Table, *elem, shape, &producer.loc));
+    let signals = producer.signals.iter();
+    read.chain(signals.map(|s| tensor(&s.target, Role::Output, Elem::Real, &[], &s.expr.loc))).collect()
+}
+
+fn check_quantiles(program: &Program, report: &mut Report) {
     for statistic in &program.statistics {
         if matches!(statistic.kind, crate::math::StatisticKind::Quantile(_)) && !is_not_negative(&statistic.value) {
             let loc = &program.tensors[statistic.tensor].loc;
@@ -186,7 +185,6 @@ fn producer_program(model: &Model, producer: &crate::model::Producer, report: &m
             );
         }
     }
-    program
 }
 
 /// Quantiles bin the bits of a float, whose order is that of the values only where these are not negative.

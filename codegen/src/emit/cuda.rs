@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::json;
 use unio_interface::{KernelParam, Source};
 
-use crate::lower::producer::{ProducerText, SumText};
+use crate::lower::producer::{ColumnText, ProducerText, QuantileText, SumText, Walk};
 use crate::lower::{Kernel, KernelBody, Op, REDUCER_COLUMNS, REDUCER_ROWS, SharedArray, c_type, pointer_macro};
 use crate::names;
 use crate::plan::{ProducerStep, Table};
@@ -145,63 +145,69 @@ fn step_name(step: ProducerStep) -> &'static str {
 }
 
 fn producer(text: &ProducerText) -> serde_json::Value {
-    let sum = |s: &SumText| {
-        json!({
-            "acc": s.acc, "before": ops(&s.before, 3).trim_end(), "value": s.value,
-            "factors": s.factors.as_ref().map(|(a, b)| json!({ "a": a, "b": b })), "total": s.total, "result": s.result, "finish": s.finish, "place": s.place,
-        })
-    };
-    let quantile = |q: &crate::lower::producer::QuantileText| {
-        json!({
-            "counts": q.counts, "before": ops(&q.before, 3).trim_end(), "value": q.value, "share": q.share,
-            "result": q.result, "pair": q.pair, "above": q.pair + 1, "column": q.column,
-            "window": q.bracket, "settled": q.bracket + 1, "key": q.bracket + 2, "below": q.bracket + 3,
-            "inside": q.bracket + 4, "finite": q.bracket + 5, "refined_column": q.refined_column,
-        })
-    };
-    let (threads, unroll) = (text.threads, text.unroll);
-    let chunk = unroll * threads as usize;
-    let four = 4 * threads as usize;
-    let ahead = |quad: usize| if quad == 0 { String::new() } else { format!(" + {}", quad * four) };
-    let neighbour = if unroll == 4 { "k".to_owned() } else { format!("(k / 4 * {four} + k % 4)") };
-    let place = match text.step {
-        ProducerStep::Count => format!("own + (many ? {neighbour} : k * step)"),
-        _ => "first + k * step + threadIdx.x".to_owned(),
-    };
-    let looped = format!(
-        "unsigned first = blockIdx.x * (many ? {chunk} : {threads}); first < unsigned(n); first += gridDim.x * {chunk}"
-    );
-    json!({
+    let mut data = json!({
         "counted": text.counted,
         "ranged": text.ranged,
         "reads": text.reads,
-        "unroll": unroll,
-        "list": text.table.list(),
-        "outside": 2 * text.quantiles.len(),
-        "pairs": text.table.pair(0),
-        "last": unroll - 1,
-        "chunk": chunk,
-        "threads": threads,
-        "loop": looped,
-        "columns": text.columns.iter().map(|c| json!({ "ty": c.ty, "pointer": c.pointer, "array": c.array })).collect::<Vec<_>>(),
-        "rows": text.table.rows(),
         "early": text.early,
-        "place": place,
-        "neighbour": format!("own + {neighbour}"),
-        "lead": text.columns.first().map(|c| c.pointer.clone()),
-        "quads": (0..unroll / 4).map(|quad| json!({ "first": 4 * quad, "ahead": ahead(quad) })).collect::<Vec<_>>(),
         "missing": text.missing,
-        "bins": Table::BINS,
-        "row_total": threads as usize / 32 * text.bins(),
-        "width": text.table.width(),
-        "sum_width": text.table.sums,
-        "refined_width": text.table.refined_width(),
+        "lead": text.columns.first().map(|c| c.pointer.clone()),
+        "columns": text.columns.iter().map(column).collect::<Vec<_>>(),
         "sums": text.sums.iter().map(sum).collect::<Vec<_>>(),
         "maxima": text.maxima.iter().map(sum).collect::<Vec<_>>(),
         "quantiles": text.quantiles.iter().map(quantile).collect::<Vec<_>>(),
         "reads_before": text.reads_before,
         "signal_threads": text.signal_threads,
         "signals": ops(&text.signals, 2).trim_end(),
+    });
+    if let (Some(data), Some(layout)) = (data.as_object_mut(), layout(text).as_object_mut()) {
+        data.append(layout);
+    }
+    data
+}
+
+/// Of the tables, and of a turn's elements.
+fn layout(text: &ProducerText) -> serde_json::Value {
+    let Walk { chunk, head, place, neighbour, fours } = text.walk();
+    json!({
+        "unroll": text.unroll,
+        "last": text.unroll - 1,
+        "threads": text.threads,
+        "chunk": chunk,
+        "loop": head,
+        "place": place,
+        "neighbour": neighbour,
+        "fours": fours.iter().map(|(first, ahead)| json!({ "first": first, "ahead": ahead })).collect::<Vec<_>>(),
+        "list": text.table.list(),
+        "outside": 2 * text.quantiles.len(),
+        "pairs": text.table.pair(0),
+        "rows": text.table.rows(),
+        "bins": Table::BINS,
+        "row_total": text.threads as usize / 32 * text.bins(),
+        "width": text.table.width(),
+        "sum_width": text.table.sums,
+        "refined_width": text.table.refined_width(),
+    })
+}
+
+fn column(column: &ColumnText) -> serde_json::Value {
+    json!({ "ty": column.ty, "pointer": column.pointer, "array": column.array })
+}
+
+fn sum(sum: &SumText) -> serde_json::Value {
+    json!({
+        "acc": sum.acc, "before": ops(&sum.before, 3).trim_end(), "value": sum.value,
+        "factors": sum.factors.as_ref().map(|(a, b)| json!({ "a": a, "b": b })),
+        "total": sum.total, "result": sum.result, "finish": sum.finish, "place": sum.place,
+    })
+}
+
+fn quantile(q: &QuantileText) -> serde_json::Value {
+    json!({
+        "counts": q.counts, "before": ops(&q.before, 3).trim_end(), "value": q.value, "share": q.share,
+        "result": q.result, "pair": q.pair, "above": q.pair + 1, "column": q.column,
+        "window": q.bracket, "settled": q.bracket + 1, "key": q.bracket + 2, "below": q.bracket + 3,
+        "inside": q.bracket + 4, "finite": q.bracket + 5, "refined_column": q.refined_column,
     })
 }
 

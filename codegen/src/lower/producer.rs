@@ -376,7 +376,39 @@ fn arrays(text: &ProducerText) -> (Vec<SharedArray>, u32) {
     (arrays, offset as u32)
 }
 
+/// How the blocks of a step walk over the elements, in C.
+pub struct Walk {
+    /// Elements of a block's turn.
+    pub chunk: usize,
+    /// Head of the loop over turns, where no neighbours are taken together.
+    pub head: String,
+    /// Place of a thread's element `k` of a turn.
+    pub place: String,
+    /// The same where neighbours are taken together and all are there.
+    pub neighbour: String,
+    /// Of the neighbours that one access takes: the number of the first, and how far ahead of the thread's first it lies.
+    pub fours: Vec<(usize, String)>,
+}
+
 impl ProducerText {
+    /// The first read takes four neighbours together where it can; the other steps take one element at a time.
+    pub fn walk(&self) -> Walk {
+        let (threads, chunk, four) = (self.threads, self.unroll * self.threads as usize, 4 * self.threads as usize);
+        let ahead = |n: usize| if n == 0 { String::new() } else { format!(" + {}", n * four) };
+        let within = if self.unroll == 4 { "k".to_owned() } else { format!("(k / 4 * {four} + k % 4)") };
+        let start = format!("unsigned first = blockIdx.x * (many ? {chunk} : {threads})");
+        Walk {
+            chunk,
+            head: format!("{start}; first < unsigned(n); first += gridDim.x * {chunk}"),
+            place: match self.step {
+                ProducerStep::Count => format!("own + (many ? {within} : k * step)"),
+                _ => "first + k * step + threadIdx.x".to_owned(),
+            },
+            neighbour: format!("own + {within}"),
+            fours: (0..self.unroll / 4).map(|n| (4 * n, ahead(n))).collect(),
+        }
+    }
+
     /// Bins of a warp's row of counts.
     pub fn bins(&self) -> usize {
         if self.step == ProducerStep::Count { Table::WINDOW } else { Table::BINS }

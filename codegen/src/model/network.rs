@@ -910,7 +910,7 @@ impl<'a> Binder<'_, 'a> {
         if self.r.failed.contains(owner) {
             return None;
         }
-        let Some((from, mut shape, elem)) = self.find(source.get_ref(), externals) else {
+        let Some((from, shape, elem)) = self.find(source.get_ref(), externals) else {
             let outputs = self.r.outputs();
             let known = externals.iter().map(|e| &e.name).chain(&outputs).map(String::as_str);
             let label = format!("no value `{}`", source.get_ref());
@@ -918,23 +918,7 @@ impl<'a> Binder<'_, 'a> {
             return None;
         };
         let batched = matches!(from, WireSource::Stage(..));
-        if is_table && batched {
-            let label = format!("`{name}` is a table, which all samples share; a stage gives one a sample");
-            let note = "declare it as an `input` of the block";
-            self.r.report.push_note(Code::ShapeMismatch, &loc, label, note);
-            return None;
-        }
-        if !is_table && !batched {
-            if shape.first() != Some(&batch) {
-                self.r.report.push(
-                    Code::ShapeMismatch,
-                    &loc,
-                    format!("an input is given for each sample: the batch, {batch}, must be its first dimension"),
-                );
-                return None;
-            }
-            shape.remove(0);
-        }
+        let shape = self.shape_of_one(name, is_table, (shape, batched), batch, &loc)?;
         let (_, wanted) = parts(tensor);
         if elem != wanted {
             let called = |elem| if elem == Elem::Int { "integers" } else { "real numbers" };
@@ -944,6 +928,33 @@ impl<'a> Binder<'_, 'a> {
         }
         self.unify(name, tensor, &shape, &loc);
         Some(Wire { input: name.to_owned(), from })
+    }
+
+    /// The shape that a block sees: of a table as it is, of an input without the batch, which a stage's value does not name.
+    fn shape_of_one(
+        &mut self,
+        name: &str,
+        is_table: bool,
+        (mut shape, batched): (Vec<usize>, bool),
+        batch: usize,
+        loc: &Loc,
+    ) -> Option<Vec<usize>> {
+        if is_table && batched {
+            let label = format!("`{name}` is a table, which all samples share; a stage gives one a sample");
+            let note = "declare it as an `input` of the block";
+            self.r.report.push_note(Code::ShapeMismatch, loc, label, note);
+            return None;
+        }
+        if !is_table && !batched {
+            if shape.first() != Some(&batch) {
+                let label =
+                    format!("an input is given for each sample: the batch, {batch}, must be its first dimension");
+                self.r.report.push(Code::ShapeMismatch, loc, label);
+                return None;
+            }
+            shape.remove(0);
+        }
+        Some(shape)
     }
 
     fn find(&mut self, source: &str, externals: &[External]) -> Option<(WireSource, Vec<usize>, Elem)> {
