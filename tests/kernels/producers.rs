@@ -188,6 +188,55 @@ fn the_answer_depends_on_the_data_alone() {
     }
 }
 
+/// Whatever a spec calls its buffers and signals, it is not what the kernels call their own.
+#[test]
+fn buffers_may_be_called_what_kernels_call_their_own() {
+    let names = [
+        "counts_0",
+        "counts_0_list",
+        "counts_0_value",
+        "stat_0",
+        "stat_0_settled",
+        "acc_1",
+        "total_1",
+        "total_1_first",
+        "whole",
+        "many",
+        "lead",
+        "own",
+        "g",
+        "g_s",
+        "g_s_next",
+        "summed",
+        "outside",
+        "rows",
+        "row",
+        "n",
+        "e",
+        "k",
+        "first",
+        "joined",
+    ];
+    let reads: Vec<String> = names.iter().map(|name| format!("{name} = \"data\"")).collect();
+    let sum: Vec<String> = names.iter().map(|name| format!("sum({name})")).collect();
+    for (shape, n) in [("[*]", 5000), ("[64]", 64)] {
+        let spec = format!(
+            "[external.data]\ndoc = \"x\"\nshape = \"{shape}\"\n[producer.stat_1]\ndoc = \"x\"\nread = {{ {} }}\nsmooth = \"pearl_ad\"\n\
+             reset = \"fold\"\nmonitoring = true\n[producer.stat_1.signal]\ncounts_1 = {{ value = \"p99(abs(counts_0))\" }}\n\
+             total_2 = {{ value = \"{}\" }}\n",
+            reads.join(", "),
+            sum.join(" + ")
+        );
+        let texts = [("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", spec.as_str())];
+        let artefacts = unio_codegen::compile_texts(&texts).unwrap_or_else(|e| panic!("{e}")).artefacts;
+        let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
+        session.write_real("data", &vec![0.5; n]).unwrap();
+        session.run(Phase::Train).unwrap();
+        close("sum", f64::from(session.slot_named("total_2").unwrap()[0]), 0.5 * (n * names.len()) as f64, 1e-6);
+        close("p99", f64::from(session.slot_named("counts_1").unwrap()[0]), 0.5, 0.005);
+    }
+}
+
 #[test]
 fn no_elements_are_no_observation() {
     let m = Measured::of(Length::Any, &[]);

@@ -191,7 +191,7 @@ fn layout(text: &ProducerText) -> serde_json::Value {
 }
 
 fn column(column: &ColumnText) -> serde_json::Value {
-    json!({ "ty": column.ty, "pointer": column.pointer, "array": column.array })
+    json!({ "ty": column.ty, "pointer": column.pointer, "array": column.array, "next": column.next })
 }
 
 fn sum(sum: &SumText) -> serde_json::Value {

@@ -149,7 +149,8 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
     for own in own_names(&kernel.body) {
         namer.unique(own);
     }
-    let names: Vec<String> = kernel.params.iter().map(|p| namer.unique(&names::c_ident(&p.name))).collect();
+    let idents = kernel.params.iter().map(|p| clear_of_numbered(names::c_ident(&p.name), &kernel.body));
+    let names: Vec<String> = idents.map(|ident| namer.unique(&ident)).collect();
     let lowered = match &kernel.body {
         Body::Block(body) => block::lower(kernel, body, &names, namer),
         Body::Update(body) => update::lower(kernel, body, &names, namer),
@@ -203,6 +204,15 @@ fn own_names(body: &Body) -> &'static [&'static str] {
         Body::Update(_) => &["n"],
         Body::Gradients(_) => gradients::OWN_NAMES,
         Body::Block(_) | Body::ReduceAxis0 { .. } => &[],
+    }
+}
+
+/// A name that is none of those, with a number in them, that a producer's skeleton makes: no legal name ends in `_`.
+fn clear_of_numbered(name: String, body: &Body) -> String {
+    let is_numbered = |start: &&str| name.strip_prefix(*start).is_some_and(|rest| rest.starts_with(char::is_numeric));
+    match body {
+        Body::Producer(_) if producer::NUMBERED_NAMES.iter().any(is_numbered) => format!("{name}_"),
+        _ => name,
     }
 }
 

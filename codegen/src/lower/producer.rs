@@ -58,6 +58,8 @@ pub struct ColumnText {
     pub pointer: String,
     /// Registers of a turn's elements.
     pub array: String,
+    /// Registers of those of the next.
+    pub next: String,
 }
 
 /// A statistic that adds up one number an element.
@@ -106,6 +108,9 @@ pub struct QuantileText {
 
 /// Buffers of which a thread has registers for two turns.
 const MOST_EARLY: usize = 4;
+
+/// How names begin that the skeleton gives to what belongs to the statistic of a number.
+pub(super) const NUMBERED_NAMES: &[&str] = &["stat_", "counts_", "acc_", "total_"];
 
 /// Names that the skeleton gives itself.
 pub(super) const OWN_NAMES: &[&str] = &[
@@ -173,9 +178,14 @@ fn add_columns(text: &mut ProducerText, places: &mut Equations<'_>, namer: &mut 
     for (id, tensor) in places.program.tensors.iter().enumerate() {
         let of_elements = tensor.role == Role::Table && tensor.shape.len() == 1;
         if let Some(pointer) = places.pointers.get(&id).filter(|_| of_elements) {
-            let (pointer, array) = (pointer.name.clone(), namer.unique(&format!("{}_s", tensor.name)));
+            let [array, next] = ["s", "s_next"].map(|what| namer.unique(&format!("{}_{what}", tensor.name)));
             places.values.insert(id, format!("{array}[k]"));
-            text.columns.push(ColumnText { ty: register_type(tensor.elem), pointer, array });
+            text.columns.push(ColumnText {
+                ty: register_type(tensor.elem),
+                pointer: pointer.name.clone(),
+                array,
+                next,
+            });
         }
     }
     text.early = text.table.quantiles > 1 && (1..=MOST_EARLY).contains(&text.columns.len());
