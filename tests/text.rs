@@ -10,6 +10,7 @@ use std::{fs, thread};
 use unio::device::{CompileOptions, Real, nvrtc};
 use unio::interface::{Artefacts, Kernel};
 use unio_codegen::build::{Generated, generate, set_dirs};
+use unio_codegen::plan::Table;
 use unio_codegen::{Compiled, SetFiles, common, compile};
 use unio_tests::{compile_run, compile_scheduled, fixture};
 
@@ -257,6 +258,22 @@ fn barriers(artefacts: &Artefacts, kernel: &Kernel) -> usize {
     let start = format!(" {}(", kernel.symbol);
     let body = kernels.find(|body| body.lines().next().is_some_and(|line| line.contains(&start)));
     body.unwrap().matches("__syncthreads()").count()
+}
+
+/// The plan and the device code lay out the same tables, and each has the numbers to itself.
+#[test]
+fn the_prelude_has_the_numbers_of_the_plan() {
+    let prelude = fs::read_to_string(root().join("runtime/src/device/prelude/statistics.cuh")).unwrap();
+    let numbers = [
+        ("UNIO_BINS", Table::BINS),
+        ("UNIO_WINDOW", Table::WINDOW),
+        ("UNIO_ROWS", Table::ROWS),
+        ("UNIO_REFINED_ROWS", Table::REFINED_ROWS),
+        ("UNIO_ROW_ELEMENTS", Table::PER_BLOCK as usize),
+    ];
+    for (name, number) in numbers {
+        assert!(prelude.lines().any(|line| line == format!("#define {name} {number}")), "{name} is not {number}");
+    }
 }
 
 /// Documents rot where nobody looks: what they name in backticks and has a `/` must be there.

@@ -157,6 +157,7 @@ fn a_first_read_counts_neighbours_from_any_start() {
         };
         let ((fours, sum_fours), (ones, sum_ones)) = (totals(BY_FOURS), totals(ONE_BY_ONE));
         assert_eq!(fours[4..], ones[4..], "from {start}");
+        // The third is a maximum, whose rows have no sum.
         for (n, (a, b)) in sum_fours.iter().zip(&sum_ones).enumerate().filter(|(n, _)| *n != 2) {
             assert!((a - b).abs() <= 1e-12 * b.abs(), "sum {n} from {start}: {a} {b}");
         }

@@ -39,7 +39,6 @@ fn skeletons() -> Handlebars<'static> {
         ("refine", include_str!("../../templates/producer_refine.cu.hbs")),
         ("finish", include_str!("../../templates/producer_finish.cu.hbs")),
         ("clear", include_str!("../../templates/producer_clear.hbs")),
-        ("start", include_str!("../../templates/producer_start.hbs")),
         ("accumulators", include_str!("../../templates/producer_accumulators.hbs")),
         ("unsettled", include_str!("../../templates/producer_unsettled.hbs")),
         ("step", include_str!("../../templates/producer_step.hbs")),
@@ -151,7 +150,6 @@ fn producer(text: &ProducerText) -> serde_json::Value {
         "reads": text.reads,
         "early": text.early,
         "missing": text.missing,
-        "lead": text.columns.first().map(|c| c.pointer.clone()),
         "columns": text.columns.iter().map(column).collect::<Vec<_>>(),
         "sums": text.sums.iter().map(sum).collect::<Vec<_>>(),
         "maxima": text.maxima.iter().map(sum).collect::<Vec<_>>(),
@@ -168,12 +166,13 @@ fn producer(text: &ProducerText) -> serde_json::Value {
 
 /// Of the tables, and of a turn's elements.
 fn layout(text: &ProducerText) -> serde_json::Value {
-    let Walk { chunk, head, place, neighbour, fours } = text.walk();
+    let Walk { chunk, alike, lead, head, place, neighbour, fours } = text.walk();
     json!({
         "unroll": text.unroll,
-        "last": text.unroll - 1,
         "threads": text.threads,
         "chunk": chunk,
+        "alike": alike,
+        "lead": lead,
         "loop": head,
         "place": place,
         "neighbour": neighbour,

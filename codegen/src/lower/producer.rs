@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use unio_interface::{Grid, Shared};
 
 use super::expr::{Namer, Printer, register_type};
-use super::update::{Equations, Pointer, registers};
+use super::update::{Equations, Pointer, alike, lead, registers};
 use super::{Function, KernelBody, Lowered, Op, SharedArray};
 use crate::math::{BinaryFn, Expr, Role, StatisticKind, TensorId, UnaryFn};
 use crate::plan::{KernelPlan, ProducerBody, ProducerStep, SignalPlan, Table};
@@ -69,9 +69,9 @@ pub struct SumText {
     pub acc: String,
     /// Statements and value for element `e`.
     pub before: Vec<Op>,
-    /// The number added.
+    /// The number added, unless it is a product.
     pub value: String,
-    /// Its factors: what is exact in f64 may be multiplied and added at once.
+    /// Its factors, if it is: what is exact in f64 may be multiplied and added at once.
     pub factors: Option<(String, String)>,
     /// Name of the total over all elements, in f64.
     pub total: String,
@@ -199,16 +199,16 @@ fn add_statistics(text: &mut ProducerText, body: &ProducerBody, places: &mut Equ
             let vars = BTreeMap::from([(statistic.element, "e".to_owned())]);
             let mut printer = Printer::new(&body.program, places, vars, namer);
             let measured = measured(statistic.kind, &statistic.value);
-            value = match statistic.kind {
-                StatisticKind::Quantile(_) | StatisticKind::Max => printer.expr(&measured, &mut before).text(),
-                _ => {
-                    factors = wide_factors(&mut printer, &measured, &mut before);
-                    match &factors {
-                        Some((a, b)) => format!("({a} * {b})"),
-                        None => wide(&mut printer, &measured, &mut before),
-                    }
+            match (statistic.kind, &measured) {
+                (StatisticKind::Quantile(_) | StatisticKind::Max, _) => {
+                    value = printer.expr(&measured, &mut before).text();
                 }
-            };
+                (_, Expr::Binary(BinaryFn::Mul, a, b)) => {
+                    let [a, b] = [a, b].map(|factor| wide(&mut printer, factor, &mut before));
+                    factors = Some((a, b));
+                }
+                _ => value = wide(&mut printer, &measured, &mut before),
+            }
             namer = printer.namer;
         }
         add_statistic(text, n, statistic.kind, before, (value, factors));
@@ -329,14 +329,6 @@ fn wide(printer: &mut Printer<'_>, value: &Expr, before: &mut Vec<Op>) -> String
     }
 }
 
-/// The same of a product, factor by factor.
-fn wide_factors(printer: &mut Printer<'_>, value: &Expr, before: &mut Vec<Op>) -> Option<(String, String)> {
-    match value {
-        Expr::Binary(BinaryFn::Mul, a, b) => Some((wide(printer, a, before), wide(printer, b, before))),
-        _ => None,
-    }
-}
-
 fn measured(kind: StatisticKind, value: &Expr) -> Expr {
     match kind {
         StatisticKind::Rms | StatisticKind::Norm => Expr::mul(value.clone(), value.clone()),
@@ -390,6 +382,10 @@ fn arrays(text: &ProducerText) -> (Vec<SharedArray>, u32) {
 pub struct Walk {
     /// Elements of a block's turn.
     pub chunk: usize,
+    /// What must hold besides, so that neighbours are taken together.
+    pub alike: String,
+    /// How far the first element lies from an aligned address, where they are.
+    pub lead: String,
     /// Head of the loop over turns, where no neighbours are taken together.
     pub head: String,
     /// Place of a thread's element `k` of a turn.
@@ -407,8 +403,11 @@ impl ProducerText {
         let ahead = |n: usize| if n == 0 { String::new() } else { format!(" + {}", n * four) };
         let within = if self.unroll == 4 { "k".to_owned() } else { format!("(k / 4 * {four} + k % 4)") };
         let start = format!("unsigned first = blockIdx.x * (many ? {chunk} : {threads})");
+        let pointers: Vec<&str> = self.columns.iter().map(|c| c.pointer.as_str()).collect();
         Walk {
             chunk,
+            alike: alike(&pointers),
+            lead: lead("many", &pointers),
             head: format!("{start}; first < unsigned(n); first += gridDim.x * {chunk}"),
             place: match self.step {
                 ProducerStep::Count => format!("own + (many ? {within} : k * step)"),

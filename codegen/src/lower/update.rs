@@ -84,7 +84,8 @@ impl Turns {
 
     fn ops(&self, statements: &Statements, element: &str) -> Vec<Op> {
         let Self { threads, count, many, lead, step, first, .. } = self;
-        let stride = format!("{first} += gridDim.x * {}", *threads as usize * TOGETHER);
+        let chunk = *threads as usize * TOGETHER;
+        let stride = format!("{first} += gridDim.x * {chunk}");
         // Without a sign: the last turn may step beyond the largest `int`.
         let unsigned = |name: &String, value| Op::Let { ty: "unsigned", name: name.clone(), value };
         let body = self.turn(statements, element);
@@ -94,20 +95,14 @@ impl Turns {
             return vec![step, Op::For { head: format!("{start}; {first} < {count}; {stride}"), body }];
         }
         let start = format!("unsigned {first} = (blockIdx.x * {threads} + threadIdx.x) * ({many} ? {TOGETHER} : 1)");
+        let pointers: Vec<&str> = statements.pointers().collect();
+        let takes_neighbours = format!("{count} >= gridDim.x * {chunk}u{}", alike(&pointers));
         vec![
-            Op::Let { ty: "bool", name: many.clone(), value: self.takes_neighbours(statements) },
-            unsigned(lead, format!("{many} ? unio_lead({}) : 0", statements.pointers().next().unwrap_or("0"))),
+            Op::Let { ty: "bool", name: many.clone(), value: takes_neighbours },
+            unsigned(lead, self::lead(many, &pointers)),
             unsigned(step, format!("{many} ? 1 : gridDim.x * {threads}")),
             Op::For { head: format!("{start}; {first} < {count} + {lead}; {stride}"), body },
         ]
-    }
-
-    /// All must begin alike, so that what is a neighbour in one is it in all.
-    fn takes_neighbours(&self, statements: &Statements) -> String {
-        let pointers: Vec<&str> = statements.pointers().collect();
-        let alike = pointers.iter().skip(1).map(|p| format!(" && unio_lead({p}) == unio_lead({})", pointers[0]));
-        let chunk = self.threads as usize * TOGETHER;
-        format!("{} >= gridDim.x * {chunk}u{}", self.count, alike.collect::<String>())
     }
 
     fn turn(&self, statements: &Statements, element: &str) -> Vec<Op> {
@@ -159,6 +154,16 @@ impl Turns {
             ],
         }
     }
+}
+
+/// Whether all arrays begin alike, so that what is a neighbour in one is it in all; something that may follow a condition.
+pub(super) fn alike(pointers: &[&str]) -> String {
+    pointers.iter().skip(1).map(|p| format!(" && unio_lead({p}) == unio_lead({})", pointers[0])).collect()
+}
+
+/// How far their first element lies from an aligned address, where neighbours are taken together.
+pub(super) fn lead(many: &str, pointers: &[&str]) -> String {
+    pointers.first().map_or("0".to_owned(), |first| format!("{many} ? unio_lead({first}) : 0"))
 }
 
 fn element_wise(kernel: &KernelPlan, grid: Grid, counted: bool, ops: Vec<Op>, counters: &[Counter]) -> Lowered {
@@ -272,14 +277,17 @@ impl Statements {
     /// What is read or written element by element.
     fn pointers(&self) -> impl Iterator<Item = &str> {
         let read = self.loads.iter().map(|l| l.pointer.name.as_str());
-        let taken = |s: &&Store| self.loads.iter().any(|l| l.array == s.array);
-        read.chain(self.stores.iter().filter(move |s| !taken(s)).map(|s| s.pointer.name.as_str()))
+        read.chain(self.only_stored().map(|s| s.pointer.name.as_str()))
+    }
+
+    /// What is written without having been read.
+    fn only_stored(&self) -> impl Iterator<Item = &Store> {
+        self.stores.iter().filter(|s| !self.loads.iter().any(|l| l.array == s.array))
     }
 
     fn arrays(&self) -> Vec<Op> {
-        let taken = |s: &&Store| self.loads.iter().any(|l| l.array == s.array);
         let read = self.loads.iter().map(|l| (l.ty, &l.array));
-        let arrays = read.chain(self.stores.iter().filter(|s| !taken(s)).map(|s| (s.ty, &s.array)));
+        let arrays = read.chain(self.only_stored().map(|s| (s.ty, &s.array)));
         arrays.map(|(ty, array)| Op::Do(format!("{ty} {array}[{TOGETHER}]"))).collect()
     }
 }
@@ -350,9 +358,7 @@ impl Equations<'_> {
                 let index: Vec<String> = assign.index.iter().filter_map(|v| vars.get(v).cloned()).collect();
                 let index = flat(&tensor.shape, &index);
                 let read = loads.iter().find(|l| l.pointer == pointer).map(|l| l.array.clone());
-                let array = read.unwrap_or_else(|| {
-                    if element.is_some() { namer.unique(&format!("{register}_s")) } else { String::new() }
-                });
+                let array = read.unwrap_or_else(|| namer.unique(&format!("{register}_s")));
                 stores.push(Store {
                     ty: register_type(tensor.elem),
                     pointer,
