@@ -32,6 +32,6 @@ pub use unio_macros::specs;
 
 pub use checkpoint::CheckpointError;
 pub use session::{
-    BufferOf, Direction, LaunchShape, Launching, Mirror, NonFinite, Phase, Session, SessionError, SlotOf, Snapshot,
-    StateOf, StepGraph,
+    BufferOf, Direction, LaunchShape, Launching, Mirror, NonFinite, Phase, STEPS_TOGETHER, Session, SessionError,
+    SlotOf, Snapshot, StateOf, StepGraph,
 };

@@ -347,6 +347,27 @@ fn a_step_is_one_graph() {
     assert_eq!(kept(&session), kept(&eager));
 }
 
+/// In a second step a launch waits for what read or wrote its memory in the first, and for nothing else; of more steps each
+/// looks like the second.
+#[test]
+fn several_steps_are_one_graph() {
+    let mut session = session();
+    assert_eq!(session.graph_of(Phase::Train, 0).unwrap().launches().len(), 0);
+    let graph = session.graph_of(Phase::Train, 3).unwrap();
+    let (names, edges) = (graph.launches(), graph.edges());
+    assert_eq!(names[5..10], names[..5]);
+    let back = |n: usize, by: usize| edges[n].iter().map(|e| e - by).collect::<Vec<_>>();
+    // `scale.forward` writes what `level[high]` reads, `scale.adjoint` and `count` what `adam[a]` reads.
+    assert_eq!(edges[5..10], [vec![3], vec![4, 5], vec![3], vec![6, 7], vec![6]]);
+    assert!((5..10).all(|n| back(n + 5, 5) == edges[n]), "{edges:?}");
+    let (mut together, mut eager) = (self::session(), self::session());
+    eager.set_launching(Launching::Eager);
+    let steps = 2 * unio::STEPS_TOGETHER + 1;
+    together.run_steps(Phase::Train, steps).unwrap();
+    eager.run_steps(Phase::Train, steps).unwrap();
+    assert_eq!(kept(&together), kept(&eager));
+}
+
 /// A table of another length has another memory: the next step reads that one.
 #[test]
 fn a_graph_never_reads_what_was_replaced() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use unio::device::{Device, Real};
 use unio::interface::Artefacts;
-use unio::{Launching, Phase, Session, StateOf, When};
+use unio::{Launching, Phase, STEPS_TOGETHER, Session, StateOf, When};
 use unio_tests::{compile_run, compile_set, device, fill_externals, twin_devices};
 
 use crate::determinism::bits;
@@ -46,6 +46,48 @@ fn two_hundred_steps_of_a_graph_equal_as_many_eager_steps() {
         if step % 20 == 19 {
             assert_same(&format!("step {step}"), &graph, &eager);
         }
+    }
+}
+
+/// Steps that share a graph overlap, the emulator takes them in the last order that the edges allow, and no bit tells.
+#[test]
+fn steps_that_share_a_graph_equal_as_many_eager_steps() {
+    for (set, rounds) in [("perception", 4), ("sp4", 1)] {
+        let artefacts = compile_set(set).artefacts;
+        let [first, second] = twin_devices().unwrap();
+        let mut together = filled(&second, &artefacts, Launching::Graph);
+        let mut eager = filled(&first, &artefacts, Launching::Eager);
+        for round in 1..=rounds {
+            // Two graphs of several steps, and what is left.
+            let steps = 2 * STEPS_TOGETHER + 3;
+            for session in [&mut together, &mut eager] {
+                if set == "perception" {
+                    session.set_state_named("learning_rate", 0.01 / f64::from(round)).unwrap();
+                    session.reset(When::Epoch).unwrap();
+                    session.run(Phase::Evaluate).unwrap();
+                }
+                session.run_steps(Phase::Train, steps).unwrap();
+            }
+            assert_same(&format!("{set}, round {round}"), &together, &eager);
+        }
+    }
+}
+
+/// A forward part waits for the weights that it reads, and not for what is measured of them.
+#[test]
+fn a_step_begins_beside_the_end_of_the_one_before() {
+    let artefacts = compile_set("perception").artefacts;
+    let mut session = filled(&device().unwrap(), &artefacts, Launching::Graph);
+    let graph = session.graph_of(Phase::Train, 3).unwrap();
+    let (names, before) = (graph.launches(), all_before(&graph.edges()));
+    let made = names.len() / 3;
+    let at = |step: usize, name: &str| step * made + names[..made].iter().position(|n| n == name).unwrap();
+    for step in [1, 2] {
+        let waits = |name, other| before[at(step, name)].contains(&at(step - 1, other));
+        assert!(waits("select.forward", "adamw[select]") && waits("window.forward", "select.adjoint"));
+        assert!(!waits("loss.forward", "deficit_run[trunk]") && !waits("mamba.forward", "group_oracle[trunk].count"));
+        assert!(waits("reduce_axis0", "group_oracle[trunk].count") && waits("adamw[trunk]", "bound_raise[trunk]"));
+        assert!(waits("trunk_state", "trunk_state"), "one smoothing");
     }
 }
 
@@ -213,24 +255,26 @@ fn a_reader_beside_the_loop_sees_whole_steps() {
     let word = |name: &str| artefacts.states.iter().find(|s| s.name == name).unwrap().word;
     let (cursor, rows) =
         (StateOf::<i32>::new(word("cursor"), "cursor"), StateOf::<i32>::new(word("loss_rows"), "loss_rows"));
-    let mut session = filled(&device().unwrap(), &artefacts, Launching::Graph);
-    session.set_state_named("rows", 1e6).unwrap();
-    let mirror = session.mirror().unwrap();
-    let mut graph = session.graph(Phase::Train).unwrap();
-    std::thread::scope(|scope| {
-        let reader = scope.spawn(|| {
-            let (mut last, start) = (0, Instant::now());
-            while last < 100 && start.elapsed() < Duration::from_secs(60) {
-                let Some(seen) = mirror.read().unwrap() else { continue };
-                assert!(seen.step() >= last);
-                last = seen.step();
-                let done = [seen.state(cursor).unwrap(), seen.state(rows).unwrap()];
-                assert_eq!(done, [32 * last as i32; 2]);
-            }
-            last
+    for together in [1, 4] {
+        let mut session = filled(&device().unwrap(), &artefacts, Launching::Graph);
+        session.set_state_named("rows", 1e6).unwrap();
+        let mirror = session.mirror().unwrap();
+        let mut graph = session.graph_of(Phase::Train, together).unwrap();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let (mut last, start) = (0, Instant::now());
+                while last < 100 && start.elapsed() < Duration::from_secs(60) {
+                    let Some(seen) = mirror.read().unwrap() else { continue };
+                    assert!(seen.step() >= last);
+                    last = seen.step();
+                    let done = [seen.state(cursor).unwrap(), seen.state(rows).unwrap()];
+                    assert_eq!(done, [32 * last as i32; 2]);
+                }
+                last
+            });
+            graph.replay(100 / together).unwrap();
+            assert_eq!(reader.join().unwrap(), 100);
         });
-        graph.replay(100).unwrap();
-        assert_eq!(reader.join().unwrap(), 100);
-    });
-    session.synchronize().unwrap();
+        session.synchronize().unwrap();
+    }
 }

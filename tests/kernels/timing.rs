@@ -5,10 +5,10 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use unio::bench::{Bench, Data, Part, Repeats, time_steps};
+use unio::bench::{Bench, Data, Part, Repeats, Stretch, time_steps};
 use unio::device::{Kind, Real};
 use unio::interface::Artefacts;
-use unio::{Launching, Phase, Session, When};
+use unio::{Launching, Phase, STEPS_TOGETHER, Session, When};
 use unio_tests::{MANIFEST, compile_run, compile_scheduled, compile_set, compile_set_sized, device};
 
 use crate::producers::normal;
@@ -165,17 +165,24 @@ fn step(set: &str, size: &str, artefacts: &Artefacts) {
     session.reset(When::Fold).unwrap();
     session.graph(Phase::Train).unwrap().replay(3).unwrap();
     let nodes = session.graph(Phase::Train).unwrap().launches().len();
-    let repeats = if on_card() { Repeats { steps: 20, replays: 50 } } else { repeats() };
-    for (launching, name) in [(Launching::Graph, "graph"), (Launching::Eager, "eager")] {
+    let repeats = if on_card() { Repeats { steps: 3 * STEPS_TOGETHER, replays: 50 } } else { repeats() };
+    let (graph, eager) = (Launching::Graph, Launching::Eager);
+    let (one_by_one, together) = (Stretch::OneByOne, Stretch::Together);
+    let ways = [(graph, one_by_one, "graph"), (graph, together, "steps share a graph"), (eager, one_by_one, "eager")];
+    for (launching, stretch, name) in ways {
         session.set_launching(launching);
-        let us = time_steps(&mut session, Phase::Train, repeats).unwrap();
+        let us = time_steps(&mut session, Phase::Train, stretch, repeats).unwrap();
         put(&serde_json::json!({ "work": format!("{set} step, {name}"), "size": size, "us": us, "launches": nodes }));
     }
     let bench = Bench::new(&session, artefacts).unwrap();
     record(&format!("{set} control plane"), size, &bench, &bench.control());
     for (what, part) in [("with", bench.part(|_| true)), ("without", bench.without_control())] {
-        let us = bench.time(&part, Data::Hot, repeats).unwrap();
-        put(&serde_json::json!({ "work": format!("{set} step {what} control plane"), "size": size, "us": us }));
+        for (stretch, name) in [(one_by_one, "a step a graph"), (together, "steps share a graph")] {
+            let us = bench.time_steps(&part, stretch, repeats).unwrap();
+            put(
+                &serde_json::json!({ "work": format!("{set} step {what} control plane, {name}"), "size": size, "us": us }),
+            );
+        }
     }
 }
 

@@ -355,8 +355,9 @@ def of_kernels(path):
     for step in report.get("whole_steps", []):
         text.append(
             f"- A step of {step['set']}: {step['nodes']} nodes, {step['edges']} edges; {number(step['eager_us'])} µs eager, "
-            f"{number(step['graph_us'])} µs as a graph; control plane alone {number(step['control_us'])} µs, "
-            f"{step['control_share']:.0%} of it."
+            f"{number(step['graph_us'])} µs as a graph, {number(step['together_us'])} µs where steps share one; control plane alone "
+            f"{number(step['control_us'])} µs, added to a step {number(step['control_added_us'])} µs, where steps share a graph "
+            f"{number(step['control_added_together_us'])} µs."
         )
     return text + [f"- {finding}" for finding in report.get("findings", [])]
 

@@ -129,6 +129,13 @@ impl<'a> Bench<'a> {
         Ok(median(&mut times))
     }
 
+    /// Microseconds of a part as a step of its own that is taken again and again, in the cache; see [`time_steps`].
+    ///
+    /// Errors: as for [`Bench::time`].
+    pub fn time_steps(&self, part: &Part, stretch: Stretch, repeats: Repeats) -> Result<f64> {
+        time_steps(&mut self.session(part)?, Phase::Train, stretch, repeats)
+    }
+
     /// Shape and properties of each launch of a part.
     ///
     /// Errors: as for [`Bench::time`].
@@ -184,16 +191,29 @@ impl Contents {
     }
 }
 
+/// How the steps of a stretch are launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stretch {
+    /// Each by a [`Session::run`].
+    OneByOne,
+    /// All by one [`Session::run_steps`].
+    Together,
+}
+
 /// Microseconds a step of a whole session, launched as it is set to: the median of so many stretches of so many steps.
 ///
 /// Errors: as for [`Session::run`].
-pub fn time_steps(session: &mut Session, phase: Phase, repeats: Repeats) -> Result<f64> {
-    session.run(phase)?;
+pub fn time_steps(session: &mut Session, phase: Phase, stretch: Stretch, repeats: Repeats) -> Result<f64> {
     let mut watch = Stopwatch::new(session.device())?;
+    let mut take = || match stretch {
+        Stretch::OneByOne => (0..repeats.steps).try_for_each(|_| session.run(phase)),
+        Stretch::Together => session.run_steps(phase, repeats.steps),
+    };
+    take()?;
     let mut times = Vec::new();
     for _ in 0..repeats.replays.max(1) {
         watch.start()?;
-        (0..repeats.steps).try_for_each(|_| session.run(phase))?;
+        take()?;
         times.push(watch.stop()? / repeats.steps.max(1) as f64);
     }
     Ok(median(&mut times))

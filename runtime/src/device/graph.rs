@@ -128,9 +128,10 @@ fn order(nodes: &[Node], order: ThreadOrder) -> Vec<usize> {
     if order == ThreadOrder::Forward {
         return (0..nodes.len()).collect();
     }
-    let mut sorted: Vec<usize> = Vec::new();
-    let may_run = |at: &usize, done: &[usize]| !done.contains(at) && nodes[*at].after.iter().all(|n| done.contains(n));
-    while let Some(next) = (0..nodes.len()).rev().find(|at| may_run(at, &sorted)) {
+    let (mut sorted, mut done) = (Vec::new(), vec![false; nodes.len()]);
+    let may_run = |at: &usize, done: &[bool]| !done[*at] && nodes[*at].after.iter().all(|n| done[*n]);
+    while let Some(next) = (0..nodes.len()).rev().find(|at| may_run(at, &done)) {
+        done[next] = true;
         sorted.push(next);
     }
     sorted

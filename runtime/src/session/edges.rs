@@ -1,4 +1,4 @@
-//! Whether what a launch of a step waits for is enough.
+//! What a launch must wait for, by the memory that it touches.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,11 +14,21 @@ pub(super) struct Touch {
 /// The first two launches, and the buffer, of which one writes what the other touches while neither waits for the other.
 pub(super) fn unordered(earlier: &[BTreeSet<usize>], touches: &[Vec<Touch>]) -> Option<(usize, usize, usize)> {
     let pairs = (0..touches.len()).flat_map(|second| (0..second).map(move |first| (first, second)));
-    pairs.into_iter().filter(|(first, second)| !earlier[*second].contains(first)).find_map(|(first, second)| {
-        let all = touches[first].iter().flat_map(|a| touches[second].iter().map(move |b| (a, b)));
-        let met = |(a, b): &(&Touch, &Touch)| a.buffer == b.buffer && (a.writes || b.writes) && overlap(a, b);
-        all.into_iter().find(met).map(|(a, _)| (first, second, a.buffer))
-    })
+    let free = pairs.into_iter().filter(|(first, second)| !earlier[*second].contains(first));
+    free.into_iter().find_map(|(first, second)| Some((first, second, meet(&touches[first], &touches[second])?)))
+}
+
+/// For each launch of a step, those of the step before that it must wait for.
+pub(super) fn meeting(touches: &[Vec<Touch>]) -> Vec<Vec<usize>> {
+    let before = |own: &Vec<Touch>| (0..touches.len()).filter(|n| meet(&touches[*n], own).is_some()).collect();
+    touches.iter().map(before).collect()
+}
+
+/// The first buffer of which one writes what the other touches.
+fn meet(first: &[Touch], second: &[Touch]) -> Option<usize> {
+    let pairs = first.iter().flat_map(|a| second.iter().map(move |b| (a, b)));
+    let met = |(a, b): &(&Touch, &Touch)| a.buffer == b.buffer && (a.writes || b.writes) && overlap(a, b);
+    pairs.into_iter().find(met).map(|(a, _)| a.buffer)
 }
 
 fn overlap(a: &Touch, b: &Touch) -> bool {
@@ -40,5 +50,12 @@ mod tests {
         assert_eq!(found([&[], &[], &[0]]), Some((1, 2, 0)));
         assert_eq!(found([&[], &[], &[0, 1]]), None);
         assert_eq!(found([&[], &[0], &[1]]), None, "by another");
+    }
+
+    #[test]
+    fn a_step_waits_for_what_the_one_before_touched() {
+        let touch = |elements, writes| Touch { buffer: 0, elements, writes };
+        let (writes, reads) = (vec![touch(0..4, true)], vec![touch(2..6, false), touch(6..8, true)]);
+        assert_eq!(meeting(&[writes, reads, vec![touch(4..6, false)]]), [vec![0, 1], vec![0, 1], vec![]]);
     }
 }

@@ -1,6 +1,5 @@
-//! A step as one graph of launches, built from the plan's edges.
+//! A step, or several, as one graph of launches, built from the plan's edges.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use unio_interface::edges::{direct, earlier};
@@ -9,18 +8,26 @@ use unio_interface::{Access, Arg, KernelParam, Launch, Role};
 use super::edges::{self, Touch};
 use super::error::{Result, SessionError};
 use super::launch::{Place, Prepared};
-use super::{Argument, Phase, Session};
+use super::{Argument, ISV, Phase, STATE, Session};
 use crate::device::{Builder, Fault, Graph, Held, LaunchConfig};
 
-/// A phase's graph. It holds every memory that its launches point to.
+/// A graph of a phase's steps. It holds every memory that its launches point to.
 pub(super) struct Built {
     phase: Phase,
     graph: Graph,
-    /// Of the launches, in the plan's order.
+    /// Of the launches, in the plan's order, step by step.
     names: Vec<String>,
 }
 
-/// A step, ready to be launched by one call. It borrows the session, so that nothing that it points to can be replaced
+/// For each launch that is made, by place among them, those that it waits for.
+struct Edges {
+    /// Of a graph's first step.
+    first: Vec<Vec<usize>>,
+    /// Of a later step; places are counted from the first launch of the step before it.
+    later: Vec<Vec<usize>>,
+}
+
+/// Steps, ready to be launched by one call. It borrows the session, so that nothing that it points to can be replaced
 /// while it is there; the next [`Session::graph`] builds anew only where something was.
 ///
 /// Numbers that a launch takes are those of the plan and the lengths of buffers. What varies from step to step lies in
@@ -31,42 +38,68 @@ pub struct StepGraph<'s> {
 }
 
 impl Session {
-    /// The graph of a phase, built when it is first asked for, and again when a buffer has changed its length. Building runs
+    /// The graph of a step, built when it is first asked for, and again when a buffer has changed its length. Building runs
     /// nothing and changes no buffer.
     ///
     /// Errors: buffers that the run has not filled; a launch that the device refuses; a kernel that is not made for this
     /// session's type of real; launches that touch the same memory without an edge between them.
     pub fn graph(&mut self, phase: Phase) -> Result<StepGraph<'_>> {
-        let at = usize::from(phase == Phase::Evaluate);
-        let built = match self.graphs[at].take() {
-            Some(built) => built,
-            None => self.build(phase)?,
-        };
-        Ok(StepGraph { built: self.graphs[at].insert(built) })
+        self.graph_of(phase, 1)
     }
 
-    fn build(&self, phase: Phase) -> Result<Built> {
-        let (sequence, launches) = (self.sequence(phase), self.launches(phase));
+    /// The graph of so many steps. A launch waits for those of the step before that touch the same memory, and for no
+    /// others: what only later steps need, such as a bound that is measured after the optimizer, is computed beside the
+    /// next step's forward part. The bits are those of one step after another.
+    ///
+    /// Errors: as for [`Session::graph`].
+    pub fn graph_of(&mut self, phase: Phase, steps: usize) -> Result<StepGraph<'_>> {
+        let built = match self.graphs.remove(&(phase, steps)) {
+            Some(built) => built,
+            None => self.build(phase, steps)?,
+        };
+        Ok(StepGraph { built: self.graphs.entry((phase, steps)).or_insert(built) })
+    }
+
+    fn build(&self, phase: Phase, steps: usize) -> Result<Built> {
+        let sequence = self.sequence(phase);
         self.bound(&sequence.external)?;
         let shapes = sequence.launches.iter().map(|l| self.shape(l)).collect::<Result<Vec<_>>>()?;
-        let made: Vec<bool> = shapes.iter().map(Option::is_some).collect();
-        let earlier = earlier(launches.iter().map(|launch| launch.after.as_slice()));
-        self.check_order(launches, &made, &earlier)?;
+        let edges = self.edges(self.launches(phase), &shapes)?;
         let failed = |source| SessionError::Graph { phase: words(phase), source };
         let mut builder = Builder::new(&self.device).map_err(failed)?;
         let mut names = Vec::new();
-        let shaped =
-            sequence.launches.iter().zip(&shapes).filter_map(|(launch, shape)| Some((launch, shape.as_ref()?)));
-        let after = direct(&earlier, &made);
-        for ((launch, shape), after) in shaped.zip(&after) {
-            self.add(&mut builder, launch, shape, after)?;
-            names.push(launch.name.clone());
-        }
-        if let Some(mirroring) = &self.mirroring {
-            mirroring.add_to(&mut builder, &last(&after))?;
-            names.push(mirroring.name().into());
+        for step in 0..steps {
+            let shaped = sequence.launches.iter().zip(&shapes);
+            let made = shaped.filter_map(|(launch, shape)| Some((launch, shape.as_ref()?)));
+            let mut after = edges.of(step).into_iter();
+            for ((launch, shape), after) in made.zip(after.by_ref()) {
+                self.add(&mut builder, launch, shape, &after)?;
+                names.push(launch.name.clone());
+            }
+            if let (Some(mirroring), Some(after)) = (&self.mirroring, after.next()) {
+                mirroring.add_to(&mut builder, &after)?;
+                names.push(mirroring.name().into());
+            }
         }
         Ok(Built { phase, graph: builder.finish().map_err(failed)?, names })
+    }
+
+    /// What each launch that is made waits for, and last the one that writes the mirror.
+    ///
+    /// Errors: [`SessionError::Unordered`].
+    fn edges(&self, launches: &[Launch], shapes: &[Option<LaunchConfig>]) -> Result<Edges> {
+        let mut made: Vec<bool> = shapes.iter().map(Option::is_some).collect();
+        let touches = launches.iter().zip(&made);
+        let touches = touches.map(|(launch, made)| if *made { self.touches(launch, launches) } else { vec![] });
+        let mut touches: Vec<Vec<Touch>> = touches.collect();
+        let mut after: Vec<Vec<usize>> = launches.iter().map(|launch| launch.after.clone()).collect();
+        self.check_order(launches, &after, &touches)?;
+        if self.mirroring.is_some() {
+            after.push((0..launches.len()).collect());
+            touches.push(self.mirrored());
+            made.push(true);
+        }
+        Ok(Edges::new(&after, &touches, &made))
     }
 
     fn add(&self, builder: &mut Builder, launch: &Prepared, shape: &LaunchConfig, after: &[usize]) -> Result<()> {
@@ -85,11 +118,9 @@ impl Session {
     }
 
     /// Errors: [`SessionError::Unordered`].
-    fn check_order(&self, launches: &[Launch], made: &[bool], earlier: &[BTreeSet<usize>]) -> Result<()> {
-        let touches =
-            launches.iter().zip(made).map(|(launch, made)| if *made { self.touches(launch, launches) } else { vec![] });
-        let touches: Vec<Vec<Touch>> = touches.collect();
-        let Some((first, second, buffer)) = edges::unordered(earlier, &touches) else {
+    fn check_order(&self, launches: &[Launch], after: &[Vec<usize>], touches: &[Vec<Touch>]) -> Result<()> {
+        let earlier = earlier(after.iter().map(Vec::as_slice));
+        let Some((first, second, buffer)) = edges::unordered(&earlier, touches) else {
             return Ok(());
         };
         Err(SessionError::Unordered {
@@ -124,6 +155,13 @@ impl Session {
         pairs.filter_map(touch).collect()
     }
 
+    /// What the launch that writes the mirror touches: it reads slots and states, and writes what no other launch knows.
+    fn mirrored(&self) -> Vec<Touch> {
+        let read = [ISV, STATE].into_iter().filter_map(|name| self.index_of(name));
+        let read = read.map(|buffer| Touch { buffer, elements: 0..self.len(buffer).unwrap_or(0), writes: false });
+        read.chain([Touch { buffer: usize::MAX, elements: 0..1, writes: true }]).collect()
+    }
+
     /// A block writes its own columns of every row of the gradient scratch; those of one row stand for all.
     fn columns(&self, role: &Role, buffer: usize, len: usize) -> usize {
         match (role, self.program.buffers[buffer].shape.last()) {
@@ -140,8 +178,28 @@ impl Session {
     }
 }
 
+impl Edges {
+    /// `after` is what launches of one step wait for. Between steps, those wait that touch the same memory.
+    fn new(after: &[Vec<usize>], touches: &[Vec<Touch>], made: &[bool]) -> Self {
+        let beyond = |waits: &Vec<usize>| waits.iter().map(|n| n + after.len()).collect::<Vec<_>>();
+        let later = after.iter().zip(edges::meeting(touches)).map(|(own, before)| [before, beyond(own)].concat());
+        let two: Vec<Vec<usize>> = after.iter().cloned().chain(later).collect();
+        // A way from a step to the next leads through those two alone: of more steps each looks like the second.
+        let mut first = direct(&earlier(two.iter().map(Vec::as_slice)), &made.repeat(2));
+        let later = first.split_off(first.len() / 2);
+        Self { first, later }
+    }
+
+    /// The same in the places of a whole graph.
+    fn of(&self, step: usize) -> Vec<Vec<usize>> {
+        let Some(before) = step.checked_sub(1) else { return self.first.clone() };
+        let shift = before * self.first.len();
+        self.later.iter().map(|waits| waits.iter().map(|n| n + shift).collect()).collect()
+    }
+}
+
 impl StepGraph<'_> {
-    /// Makes the step's launches once. Waits for nothing; on CUDA a fault may show only at the next read.
+    /// Makes all launches once. Waits for nothing; on CUDA a fault may show only at the next read.
     ///
     /// Errors: the device refuses; on the emulator also whatever fails in a launch, by name.
     pub fn launch(&mut self) -> Result<()> {
@@ -151,14 +209,14 @@ impl StepGraph<'_> {
         })
     }
 
-    /// Takes so many steps, one after another.
+    /// Launches the graph so many times, one after another.
     ///
     /// Errors: as for [`StepGraph::launch`], which is not called again after one.
-    pub fn replay(&mut self, steps: usize) -> Result<()> {
-        (0..steps).try_for_each(|_| self.launch())
+    pub fn replay(&mut self, times: usize) -> Result<()> {
+        (0..times).try_for_each(|_| self.launch())
     }
 
-    /// The launches that are made, by name; those of no elements are left out.
+    /// The launches that are made, by name, step by step; those of no elements are left out.
     pub fn launches(&self) -> &[String] {
         &self.built.names
     }
@@ -176,11 +234,6 @@ fn next_start(launches: &[Launch], buffer: usize, start: usize) -> Option<usize>
         _ => None,
     });
     starts.min()
-}
-
-/// The launches that none waits for.
-fn last(after: &[Vec<usize>]) -> Vec<usize> {
-    (0..after.len()).filter(|n| !after.iter().any(|waits| waits.contains(n))).collect()
 }
 
 fn words(phase: Phase) -> &'static str {

@@ -61,7 +61,7 @@ impl Session {
         let mirroring = Mirroring::new(self)?;
         let mirror = mirroring.mirror.clone();
         // Graphs that were built before do not write it.
-        self.graphs = [None, None];
+        self.graphs.clear();
         self.mirroring = Some(mirroring);
         Ok(mirror)
     }
@@ -103,12 +103,12 @@ impl Mirroring {
         launched.map_err(failed)
     }
 
-    /// The same as the last launch of a graph, after those that none waits for.
+    /// The same as the last launch of a step in a graph.
     pub(super) fn add_to(&self, builder: &mut Builder, after: &[usize]) -> Result<()> {
         let memories = [&self.isv, &self.state, &self.steps, &self.mirror.memory];
         let mut args: Vec<Held> = memories.into_iter().map(|m| Held::Buffer(Arc::clone(m), 0)).collect();
         args.extend(self.lengths().map(Held::Number));
-        // SAFETY: as above; it runs after everything else.
+        // SAFETY: as above; it waits for its own step, and whatever changes slots or states in the next waits for it.
         unsafe { builder.add(&self.kernel, &self.config(), args, after) }.map_err(failed)
     }
 }

@@ -10,7 +10,7 @@ use unio::data::{Bars, Dataset, FoldData};
 use unio::device::{Device, Real};
 use unio::interface::Program;
 use unio::run::Run;
-use unio::{Launching, Mirror, Phase, Session, metrics};
+use unio::{Launching, Mirror, Phase, STEPS_TOGETHER, Session, metrics};
 
 use crate::TrainArgs;
 use crate::feed;
@@ -157,9 +157,12 @@ impl Trainer {
     /// Trains on every training row once, in an order of its own; gives the mean loss.
     fn epoch(&mut self, data: &FoldData, epoch: usize) -> Result<f64> {
         let rows = feed::begin_epoch(&mut self.session, &self.run, data, epoch)?;
-        for _ in 0..steps(rows) {
-            self.session.run(Phase::Train)?;
+        let mut left = steps(rows);
+        while left > 0 {
+            let taken = left.min(STEPS_TOGETHER);
+            self.session.run_steps(Phase::Train, taken)?;
             self.show(data)?;
+            left -= taken;
         }
         self.mean_loss()
     }

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use unio::bench::{Bench, Data, Part, Repeats, entry_of, gives_signals, time_steps};
+use unio::bench::{Bench, Data, Part, Repeats, Stretch, entry_of, gives_signals, time_steps};
 use unio::device::{Device, Real};
 use unio::interface::edges::levels;
 use unio::interface::{Artefacts, Buffer, Elem, Launch};
 use unio::random::Stream;
-use unio::{LaunchShape, Launching, Phase, Session, When};
+use unio::{LaunchShape, Launching, Phase, STEPS_TOGETHER, Session, When};
 
 use super::{BenchArgs, Figures, KernelRow, Report, Scale, StepRow};
 
@@ -156,13 +156,15 @@ fn figures(bench: &Bench<'_>, part: &Part, shapes: &[LaunchShape], scale: &Scale
 fn whole_step(session: &mut Session, bench: &Bench<'_>, artefacts: &Artefacts, scale: &Scale) -> Result<StepRow> {
     let control = bench.control();
     // A step is long enough to be timed in short stretches.
-    let repeats = Repeats { steps: scale.repeats.steps.min(10), ..scale.repeats };
+    let repeats = Repeats { steps: scale.repeats.steps.min(2 * STEPS_TOGETHER), ..scale.repeats };
     let edges = session.graph(Phase::Train)?.edges();
     session.set_launching(Launching::Graph);
-    let graph_us = time_steps(session, Phase::Train, repeats)?;
+    let graph_us = time_steps(session, Phase::Train, Stretch::OneByOne, repeats)?;
+    let together_us = time_steps(session, Phase::Train, Stretch::Together, repeats)?;
     session.set_launching(Launching::Eager);
-    let eager_us = time_steps(session, Phase::Train, repeats)?;
+    let eager_us = time_steps(session, Phase::Train, Stretch::OneByOne, repeats)?;
     let control_us = bench.time(&control, Data::Hot, repeats)?;
+    let added_us = |stretch| added(bench, stretch, repeats);
     Ok(StepRow {
         set: artefacts.set.clone(),
         nodes: edges.len(),
@@ -170,8 +172,16 @@ fn whole_step(session: &mut Session, bench: &Bench<'_>, artefacts: &Artefacts, s
         levels: levels(&edges).into_iter().max().map_or(0, |last| last + 1),
         eager_us,
         graph_us,
+        together_us,
         control_nodes: control.launches().len(),
         control_us,
-        control_share: control_us / graph_us,
+        control_added_us: added_us(Stretch::OneByOne)?,
+        control_added_together_us: added_us(Stretch::Together)?,
     })
+}
+
+/// What the control plane adds to a step: the step with it, less the step without it.
+fn added(bench: &Bench<'_>, stretch: Stretch, repeats: Repeats) -> Result<f64> {
+    let time = |part: &Part| bench.time_steps(part, stretch, repeats);
+    Ok(time(&bench.part(|_| true))? - time(&bench.without_control())?)
 }

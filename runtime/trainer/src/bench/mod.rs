@@ -95,11 +95,14 @@ struct StepRow {
     edges: usize,
     levels: usize,
     eager_us: f64,
+    /// A step a graph, and as many as [`unio::STEPS_TOGETHER`].
     graph_us: f64,
-    /// Launches of producers and scalar updates, and what they take as a graph of their own.
+    together_us: f64,
+    /// Launches of producers and scalar updates, what they take as a graph of their own, and what they add to a step.
     control_nodes: usize,
     control_us: f64,
-    control_share: f64,
+    control_added_us: f64,
+    control_added_together_us: f64,
 }
 
 /// How much is measured.

@@ -1,5 +1,7 @@
 //! The figures for people.
 
+use unio::STEPS_TOGETHER;
+
 use super::{KernelRow, Report, StepRow};
 
 const HEAD: [&str; 13] = [
@@ -66,17 +68,20 @@ fn cells(row: &KernelRow) -> Vec<String> {
 
 fn whole_step(step: &StepRow) -> String {
     format!(
-        "\nA step of {}: {} nodes, {} edges, {} levels; {:.1} µs eager, {:.1} µs as a graph.\n\
-         Its control plane alone, {} launches: {:.1} µs, {:.0} % of the step.\n",
+        "\nA step of {}: {} nodes, {} edges, {} levels; {:.1} µs eager, {:.1} µs as a graph, {:.1} µs where {STEPS_TOGETHER} steps share one.\n\
+         Its control plane, {} launches: alone {:.1} µs; it adds {:.1} µs to a step, {:.1} µs ({:.1} %) where {STEPS_TOGETHER} share a graph.\n",
         step.set,
         step.nodes,
         step.edges,
         step.levels,
         step.eager_us,
         step.graph_us,
+        step.together_us,
         step.control_nodes,
         step.control_us,
-        100.0 * step.control_share
+        step.control_added_us,
+        step.control_added_together_us,
+        100.0 * step.control_added_together_us / step.together_us
     )
 }
 
