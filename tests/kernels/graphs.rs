@@ -85,7 +85,7 @@ fn a_step_begins_beside_the_end_of_the_one_before() {
     for step in [1, 2] {
         let waits = |name, other| before[at(step, name)].contains(&at(step - 1, other));
         assert!(waits("select.forward", "adamw[select]") && waits("window.forward", "select.adjoint"));
-        assert!(!waits("loss.forward", "deficit_run[trunk]") && !waits("mamba.forward", "group_oracle[trunk].count"));
+        assert!(!waits("loss.forward", "rate_deficit[trunk]") && !waits("mamba.forward", "group_oracle[trunk].count"));
         assert!(waits("reduce_axis0", "group_oracle[trunk].count") && waits("adamw[trunk]", "bound_raise[trunk]"));
         assert!(waits("trunk_state", "trunk_state"), "one smoothing");
     }

@@ -340,3 +340,58 @@ fn a_clamp_by_the_last_bound_comes_between_the_read_and_the_slot() {
         assert!(session.read_real("data").unwrap().iter().all(|x| x.abs() <= 0.5), "{n}");
     }
 }
+
+fn compiled_from(spec: &str) -> unio::interface::Artefacts {
+    let texts = [("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", spec)];
+    unio_codegen::compile_texts(&texts).unwrap_or_else(|e| panic!("{e}")).artefacts
+}
+
+const LAST: &str = "[smoothing.last]\ndoc = \"x\"\nstate = []\nmath = \"next.mean = x\"\n";
+
+/// Rows have as many dimensions as are named, and there are as many as stand before them.
+#[test]
+fn a_row_is_what_a_signal_names() {
+    let entry = |name: &str, value: &str| {
+        format!(
+            "[producer.{name}]\ndoc = \"x\"\nread = {{ x = \"data\" }}\nsignal = \"{value}\"\nsmooth = \"last\"\n\
+             reset = \"fold\"\nmonitoring = true\n"
+        )
+    };
+    let spec = format!(
+        "[external.data]\ndoc = \"x\"\nshape = \"[3, 40, 2]\"\n{LAST}{}{}{}",
+        entry("products", "sum(x[0] * x[1])"),
+        entry("of_days", "mean(mean(k, x[k,1]))"),
+        entry("of_all", "mean(abs(x))"),
+    );
+    let mut session = Session::new(&device().unwrap(), &compiled_from(&spec), Real::F32).unwrap();
+    let data = normal(240);
+    session.write_real("data", &data).unwrap();
+    session.run(Phase::Train).unwrap();
+    let slot = |name: &str| f64::from(session.slot_named(name).unwrap()[0]);
+    let pairs = || data.chunks(2);
+    close("products", slot("products"), pairs().map(|p| p[0] * p[1]).sum(), 1e-5);
+    close("of_days", slot("of_days"), pairs().map(|p| p[1]).sum::<f64>() / 120.0, 1e-5);
+    close("of_all", slot("of_all"), data.iter().map(|x| x.abs()).sum::<f64>() / 240.0, 1e-5);
+}
+
+/// `prev` of an entry's own slot is what it held before the entry moved it on; the text does not promise that nobody writes it.
+#[test]
+fn an_entry_reads_what_its_own_slot_was() {
+    let spec = format!(
+        "[external.data]\ndoc = \"x\"\nshape = \"[*]\"\n{LAST}\
+         [producer.size]\ndoc = \"x\"\nread = {{ x = \"data\" }}\nsmooth = \"last\"\nreset = \"fold\"\nmonitoring = true\n\
+         [producer.size.signal]\nlevel = {{ value = \"mean(x)\" }}\nchange = {{ value = \"mean(x) - prev.level\" }}\n"
+    );
+    let artefacts = compiled_from(&spec);
+    let found = |what: &str| artefacts.sources.iter().map(|s| s.text.matches(what).count()).sum::<usize>();
+    assert_eq!(found("UNIO_SCALAR(float, prev_level)"), found("UNIO_INOUT(float, level_slot)"));
+    for n in [100, 20_000] {
+        let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
+        for (level, change) in [(4.0, 4.0), (6.0, 2.0), (5.0, -1.0)] {
+            session.write_real("data", &vec![level; n]).unwrap();
+            session.run(Phase::Train).unwrap();
+            let slot = |name: &str| session.slot_named(name).unwrap()[0];
+            assert_eq!((slot("level"), slot("change")), (level as f32, change as f32), "{n}");
+        }
+    }
+}

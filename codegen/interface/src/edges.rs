@@ -37,6 +37,15 @@ pub fn levels(after: &[Vec<usize>]) -> Vec<usize> {
     levels
 }
 
+/// The height of each launch: one more than the highest of those that wait for it, 0 for the last of the longest way.
+pub fn heights(after: &[Vec<usize>]) -> Vec<usize> {
+    let mut heights = vec![0; after.len()];
+    for (n, direct) in after.iter().enumerate().rev() {
+        direct.iter().for_each(|before| heights[*before] = heights[*before].max(heights[n] + 1));
+    }
+    heights
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +71,8 @@ mod tests {
 
     #[test]
     fn a_level_follows_the_longest_way() {
-        assert_eq!(levels(&[vec![], vec![], vec![0], vec![1, 2], vec![0]]), [0, 0, 1, 2, 1]);
+        let after = [vec![], vec![], vec![0], vec![1, 2], vec![0]];
+        assert_eq!(levels(&after), [0, 0, 1, 2, 1]);
+        assert_eq!(heights(&after), [2, 1, 1, 0, 0]);
     }
 }

@@ -8,7 +8,9 @@ use serde_json::json;
 use unio_interface::{KernelParam, Source};
 
 use crate::lower::producer::{ColumnText, ProducerText, QuantileText, SumText, Walk};
-use crate::lower::{Kernel, KernelBody, Op, REDUCER_COLUMNS, REDUCER_ROWS, SharedArray, c_type, pointer_macro};
+use crate::lower::{
+    Kernel, KernelBody, Op, REDUCER_COLUMNS, REDUCER_ROWS, SharedArray, Sharing, c_type, pointer_macro,
+};
 use crate::names;
 use crate::plan::{ProducerStep, Table};
 
@@ -78,7 +80,7 @@ fn file(skeletons: &Handlebars<'_>, set: &str, kernels: &[&Kernel]) -> String {
                 "threads": k.threads,
                 "alone": k.alone,
                 "symbol": k.symbol,
-                "params": k.params.iter().map(|p| param(p, k.own)).collect::<Vec<_>>(),
+                "params": k.params.iter().map(|p| param(p, k.sharing)).collect::<Vec<_>>(),
                 "arrays": k.arrays.iter().map(array).collect::<Vec<_>>(),
                 "body": body(skeletons, k),
             })
@@ -103,10 +105,10 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-fn param(param: &KernelParam, own: bool) -> String {
+fn param(param: &KernelParam, sharing: Sharing) -> String {
     match param {
-        KernelParam::Buffer { name, elem, access, .. } => {
-            format!("{}({}, {name})", pointer_macro(*access, own), c_type(*elem))
+        KernelParam::Buffer { name, elem, access, role, .. } => {
+            format!("{}({}, {name})", pointer_macro(*access, role, sharing), c_type(*elem))
         }
         KernelParam::Count { name } | KernelParam::Number { name } | KernelParam::Rows { name, .. } => {
             format!("int {name}")

@@ -7,11 +7,11 @@ pub mod producer;
 mod sums;
 mod update;
 
-use unio_interface::{Access, Elem, Grid, KernelParam, Shared};
+use unio_interface::{Access, Elem, Grid, KernelParam, Role, Shared};
 
 use crate::diagnostics::Files;
 use crate::names;
-use crate::plan::{Body, KernelPlan, Plan};
+use crate::plan::{Body, KernelPlan, Param, Plan};
 
 /// A kernel ready to print.
 #[derive(Debug)]
@@ -32,8 +32,8 @@ pub struct Kernel {
     pub shared: Shared,
     /// Parameters.
     pub params: Vec<KernelParam>,
-    /// Whether each thread reads and writes elements of its own alone.
-    pub own: bool,
+    /// What its pointers may share.
+    pub sharing: Sharing,
     /// Shared arrays.
     pub arrays: Vec<SharedArray>,
     /// Functions that it calls.
@@ -62,6 +62,17 @@ pub struct SharedArray {
     pub name: String,
     /// First byte, as an expression.
     pub offset: String,
+}
+
+/// What a kernel may reach by two pointers of which it writes one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Nothing.
+    Nothing,
+    /// Elements, but each thread reads and writes its own alone.
+    Elements,
+    /// A slot or state: `prev.NAME` in the entry that moves it on.
+    Scalars,
 }
 
 /// Ways to print a kernel.
@@ -180,7 +191,7 @@ fn lower_kernel(kernel: &KernelPlan, files: &Files) -> Kernel {
         grid: lowered.grid,
         shared: lowered.shared,
         params,
-        own: matches!(&kernel.body, Body::Update(update) if update.element.is_some()),
+        sharing: sharing(kernel),
         arrays: lowered.arrays,
         functions: lowered.functions,
         body: lowered.body,
@@ -296,12 +307,23 @@ pub fn c_type(elem: Elem) -> &'static str {
     }
 }
 
+fn sharing(kernel: &KernelPlan) -> Sharing {
+    let writes_scalars = |p: &Param| p.role == Role::Scalar && p.access != Access::In;
+    match &kernel.body {
+        Body::Update(update) if update.element.is_some() => Sharing::Elements,
+        Body::Update(_) => Sharing::Scalars,
+        Body::Producer(_) if kernel.params.iter().any(writes_scalars) => Sharing::Scalars,
+        Body::Producer(_) | Body::Block(_) | Body::Gradients(_) | Body::ReduceAxis0 { .. } => Sharing::Nothing,
+    }
+}
+
 /// Macro that declares a pointer parameter.
-pub fn pointer_macro(access: Access, own: bool) -> &'static str {
-    match access {
-        Access::In => "UNIO_IN",
-        Access::Out => "UNIO_OUT",
-        Access::InOut if own => "UNIO_OWN",
-        Access::InOut => "UNIO_INOUT",
+pub fn pointer_macro(access: Access, role: &Role, sharing: Sharing) -> &'static str {
+    match (access, sharing) {
+        (Access::In, Sharing::Scalars) if *role == Role::Scalar => "UNIO_SCALAR",
+        (Access::In, _) => "UNIO_IN",
+        (Access::Out, _) => "UNIO_OUT",
+        (Access::InOut, Sharing::Elements) => "UNIO_OWN",
+        (Access::InOut, _) => "UNIO_INOUT",
     }
 }

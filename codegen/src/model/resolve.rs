@@ -851,16 +851,19 @@ fn blank_slot(name: &str, doc: &str, loc: &Loc) -> Slot {
     }
 }
 
-/// Where a signal names elements of a row, the statistics run over rows; else over all elements.
+/// Where a signal names elements of a row, the statistics run over rows of as many dimensions; else over all elements. Of a
+/// buffer whose length the run tells, a row is what stands behind its first dimension.
 fn read_shape(name: &str, signals: &[super::Signal], shape: Vec<usize>) -> Vec<usize> {
-    let mut by_row = false;
+    let mut named = 0;
     for signal in signals {
-        signal.expr.visit(&mut |e| by_row |= matches!(&e.kind, ExprKind::Index(n, _) if n.text == name));
+        signal.expr.visit(&mut |e| match &e.kind {
+            ExprKind::Index(n, index) if n.text == name => named = named.max(index.len()),
+            _ => {}
+        });
     }
-    match by_row && shape.len() > 1 {
-        true => std::iter::once(0).chain(shape[1..].iter().copied()).collect(),
-        false => vec![0],
-    }
+    let most = if shape.contains(&0) { 1 } else { shape.len() };
+    let rest = if named > 0 { shape.len().saturating_sub(named).max(1).min(most) } else { shape.len() };
+    std::iter::once(0).chain(shape.iter().skip(rest).copied()).collect()
 }
 
 /// Elements of a row of a buffer as a signal reads it.
@@ -880,8 +883,7 @@ enum Measured {
 impl Measured {
     fn of(source: &Source, shape: &[usize], used: &[usize]) -> Self {
         match source {
-            Source::Buffer(_) if used.len() > 1 => Self::Elements(shape.first().copied().unwrap_or(1)),
-            Source::Buffer(_) => Self::Elements(shape.iter().product()),
+            Source::Buffer(_) => Self::Elements(shape[..(shape.len() + 1).saturating_sub(used.len())].iter().product()),
             _ => Self::Group,
         }
     }

@@ -2,16 +2,21 @@
 // Compiled behind the runtime's prelude, which defines the UNIO_ macros and the unio_ functions.
 
 // Scales a gradient that is longer than CLIP_FACTOR times its usual norm down to that length. A gradient that is
-// not finite skips the step: weights and moments stay, and the event is counted.
+// not finite skips the step: weights and moments stay, and the event is counted. Adam's bias corrections (Kingma &
+// Ba 2015) are one minus the decay rates to the power of the steps taken.
 // From `clip` in specs/perception/training.toml.
 UNIO_KERNEL(1) perception_clip(
+    UNIO_INOUT(float, bias_1),
+    UNIO_INOUT(float, bias_2),
     UNIO_INOUT(float, clip_scale),
     UNIO_INOUT(int, step_taken),
     UNIO_INOUT(int, steps_clipped),
     UNIO_INOUT(int, steps_skipped),
-    UNIO_IN(float, observed_grad_norm),
-    UNIO_IN(float, now_grad_norm)
+    UNIO_SCALAR(float, observed_grad_norm),
+    UNIO_SCALAR(float, now_grad_norm)
 ) {
+    const real bias_1_ = bias_1[0];
+    const real bias_2_ = bias_2[0];
     const real clip_scale_ = clip_scale[0];
     const int step_taken_ = step_taken[0];
     const int steps_clipped_ = steps_clipped[0];
@@ -22,8 +27,12 @@ UNIO_KERNEL(1) perception_clip(
     const int next_step_taken = finite_ ? 1 : 0;
     const int next_steps_skipped = steps_skipped_ + (finite_ ? 0 : 1);
     const int next_steps_clipped = steps_clipped_ + (finite_ && real(observed_grad_norm[0]) > limit_ ? 1 : 0);
+    const real next_bias_1 = finite_ ? unio_fma(bias_1_, real(0.9), real(0.09999999999999998)) : bias_1_;
+    const real next_bias_2 = finite_ ? unio_fma(bias_2_, real(0.999), real(0.0010000000000000009)) : bias_2_;
     clip_scale[0] = next_clip_scale;
     step_taken[0] = next_step_taken;
     steps_skipped[0] = next_steps_skipped;
     steps_clipped[0] = next_steps_clipped;
+    bias_1[0] = next_bias_1;
+    bias_2[0] = next_bias_2;
 }

@@ -27,7 +27,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 // From `rate_deficit` in specs/perception/control.toml.
 UNIO_KERNEL(512, 1) perception_rate_deficit(
     UNIO_IN(int, engaged),
-    UNIO_IN(float, observed_elements),
+    UNIO_SCALAR(float, observed_elements),
     UNIO_INOUT(float, rate_deficit_ema_slot),
     UNIO_INOUT(float, rate_deficit_ema_observed),
     UNIO_INOUT(float, rate_deficit_ema_smoothing),

@@ -69,36 +69,12 @@ UNIO_KERNEL(512, 1) perception_vsn_mask(
             const unsigned place = first + k * step + threadIdx.x;
             const bool there = place < unsigned(n);
             const int e = there ? int(place) : n - 1;
-            real acc = real(0);
-            for (int k2 = 0; k2 < 8; ++k2) {
-                acc = acc + mask[e * 48 + k2 * 6 + unio_row(0, 6)];
-            }
-            acc_0 = there ? unio_fma(double(acc), double(real(0.125)), acc_0) : acc_0;
-            real acc2 = real(0);
-            for (int k2 = 0; k2 < 8; ++k2) {
-                acc2 = acc2 + mask[e * 48 + k2 * 6 + unio_row(1, 6)];
-            }
-            acc_1 = there ? unio_fma(double(acc2), double(real(0.125)), acc_1) : acc_1;
-            real acc3 = real(0);
-            for (int k2 = 0; k2 < 8; ++k2) {
-                acc3 = acc3 + mask[e * 48 + k2 * 6 + unio_row(2, 6)];
-            }
-            acc_2 = there ? unio_fma(double(acc3), double(real(0.125)), acc_2) : acc_2;
-            real acc4 = real(0);
-            for (int k2 = 0; k2 < 8; ++k2) {
-                acc4 = acc4 + mask[e * 48 + k2 * 6 + unio_row(3, 6)];
-            }
-            acc_3 = there ? unio_fma(double(acc4), double(real(0.125)), acc_3) : acc_3;
-            real acc5 = real(0);
-            for (int k2 = 0; k2 < 8; ++k2) {
-                acc5 = acc5 + mask[e * 48 + k2 * 6 + unio_row(4, 6)];
-            }
-            acc_4 = there ? unio_fma(double(acc5), double(real(0.125)), acc_4) : acc_4;
-            real acc6 = real(0);
-            for (int k2 = 0; k2 < 8; ++k2) {
-                acc6 = acc6 + mask[e * 48 + k2 * 6 + unio_row(5, 6)];
-            }
-            acc_5 = there ? unio_fma(double(acc6), double(real(0.125)), acc_5) : acc_5;
+            acc_0 = acc_0 + (there ? double(mask[e * 6 + unio_row(0, 6)]) : 0.0);
+            acc_1 = acc_1 + (there ? double(mask[e * 6 + unio_row(1, 6)]) : 0.0);
+            acc_2 = acc_2 + (there ? double(mask[e * 6 + unio_row(2, 6)]) : 0.0);
+            acc_3 = acc_3 + (there ? double(mask[e * 6 + unio_row(3, 6)]) : 0.0);
+            acc_4 = acc_4 + (there ? double(mask[e * 6 + unio_row(4, 6)]) : 0.0);
+            acc_5 = acc_5 + (there ? double(mask[e * 6 + unio_row(5, 6)]) : 0.0);
         }
     }
     double summed[] = {acc_0, acc_1, acc_2, acc_3, acc_4, acc_5};

@@ -6,7 +6,7 @@
 UNIO_KERNEL(1) sp4_bias_correction(
     UNIO_INOUT(float, bias_1),
     UNIO_INOUT(float, bias_2),
-    UNIO_IN(float, now_clip_scale)
+    UNIO_SCALAR(float, now_clip_scale)
 ) {
     const real bias_1_ = bias_1[0];
     const real bias_2_ = bias_2[0];

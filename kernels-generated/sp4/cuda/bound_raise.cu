@@ -4,9 +4,9 @@
 // The bound that Mech 9 reads: the slot's, or the step's largest weight where the excess is sustained.
 // From `bound_raise` in specs/sp4/producers.toml.
 UNIO_KERNEL(32, 1) sp4_bound_raise(
-    UNIO_IN(float, prev_deficit_steps),
-    UNIO_IN(float, now_weight_bound),
-    UNIO_IN(float, observed_max_abs_w),
+    UNIO_SCALAR(float, prev_deficit_steps),
+    UNIO_SCALAR(float, now_weight_bound),
+    UNIO_SCALAR(float, observed_max_abs_w),
     UNIO_INOUT(float, effective_bound_observed),
     UNIO_INOUT(int, effective_bound_skipped),
     int n

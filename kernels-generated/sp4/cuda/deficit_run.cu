@@ -11,7 +11,7 @@ UNIO_DEVICE void run_length_law(real x, float* slot, float* states) {
 // For how many steps the smoothed excess has lasted.
 // From `deficit_run` in specs/sp4/producers.toml.
 UNIO_KERNEL(32, 1) sp4_deficit_run(
-    UNIO_IN(float, now_rate_deficit_ema),
+    UNIO_SCALAR(float, now_rate_deficit_ema),
     UNIO_INOUT(float, deficit_steps_slot),
     UNIO_INOUT(float, deficit_steps_observed),
     UNIO_INOUT(float, deficit_steps_smoothing),

@@ -7,21 +7,21 @@
 UNIO_KERNEL(1) sp4_halts(
     UNIO_INOUT(int, halt_gradient_collapse),
     UNIO_INOUT(int, halt_non_finite),
-    UNIO_IN(int, now_flag_12_h_s2_not_finite),
-    UNIO_IN(int, now_flag_36_m_trunk),
-    UNIO_IN(int, now_flag_37_m_value),
-    UNIO_IN(int, now_flag_38_m_branches),
-    UNIO_IN(int, now_flag_39_m_iqn),
-    UNIO_IN(int, now_flag_40_v_trunk),
-    UNIO_IN(int, now_flag_41_v_value),
-    UNIO_IN(int, now_flag_42_v_branches),
-    UNIO_IN(int, now_flag_43_v_iqn),
-    UNIO_IN(int, now_flag_44_weights_trunk),
-    UNIO_IN(int, now_flag_45_weights_value),
-    UNIO_IN(int, now_flag_48_weights_iqn),
-    UNIO_IN(int, now_flag_49_h_s2_magnitude),
-    UNIO_IN(float, now_grad_norm_slow),
-    UNIO_IN(float, now_grad_norm_fast)
+    UNIO_SCALAR(int, now_flag_12_h_s2_not_finite),
+    UNIO_SCALAR(int, now_flag_36_m_trunk),
+    UNIO_SCALAR(int, now_flag_37_m_value),
+    UNIO_SCALAR(int, now_flag_38_m_branches),
+    UNIO_SCALAR(int, now_flag_39_m_iqn),
+    UNIO_SCALAR(int, now_flag_40_v_trunk),
+    UNIO_SCALAR(int, now_flag_41_v_value),
+    UNIO_SCALAR(int, now_flag_42_v_branches),
+    UNIO_SCALAR(int, now_flag_43_v_iqn),
+    UNIO_SCALAR(int, now_flag_44_weights_trunk),
+    UNIO_SCALAR(int, now_flag_45_weights_value),
+    UNIO_SCALAR(int, now_flag_48_weights_iqn),
+    UNIO_SCALAR(int, now_flag_49_h_s2_magnitude),
+    UNIO_SCALAR(float, now_grad_norm_slow),
+    UNIO_SCALAR(float, now_grad_norm_fast)
 ) {
     const int halt_gradient_collapse_ = halt_gradient_collapse[0];
     const int halt_non_finite_ = halt_non_finite[0];

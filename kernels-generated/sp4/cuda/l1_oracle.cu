@@ -29,8 +29,8 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 // From `l1_oracle` in specs/sp4/producers.toml.
 UNIO_KERNEL(512, 1) sp4_l1_oracle(
     UNIO_IN(real, g),
-    UNIO_IN(float, observed_mean_abs_g_dqn_trunk),
-    UNIO_IN(float, observed_mean_abs_w_dqn_trunk),
+    UNIO_SCALAR(float, observed_mean_abs_g_dqn_trunk),
+    UNIO_SCALAR(float, observed_mean_abs_w_dqn_trunk),
     UNIO_INOUT(float, column_norm_0_observed),
     UNIO_INOUT(int, column_norm_0_skipped),
     UNIO_INOUT(float, column_norm_1_observed),
@@ -1001,8 +1001,8 @@ UNIO_KERNEL(256) sp4_l1_oracle_count(
 // concentrates; because an observation of 0 is skipped, it does not fall back to exactly 0.
 // From `l1_oracle` in specs/sp4/producers.toml.
 UNIO_KERNEL(512, 1) sp4_l1_oracle_finish(
-    UNIO_IN(float, observed_mean_abs_g_dqn_trunk),
-    UNIO_IN(float, observed_mean_abs_w_dqn_trunk),
+    UNIO_SCALAR(float, observed_mean_abs_g_dqn_trunk),
+    UNIO_SCALAR(float, observed_mean_abs_w_dqn_trunk),
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(float, column_norm_0_observed),

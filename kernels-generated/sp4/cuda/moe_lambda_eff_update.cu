@@ -5,7 +5,7 @@
 // From `moe_lambda_eff_update` in specs/sp4/laws.toml.
 UNIO_KERNEL(1) sp4_moe_lambda_eff_update(
     UNIO_INOUT(float, moe_lambda_eff),
-    UNIO_IN(float, now_moe_gate_entropy)
+    UNIO_SCALAR(float, now_moe_gate_entropy)
 ) {
     const real moe_lambda_eff_ = moe_lambda_eff[0];
     const real next_moe_lambda_eff = unio_max(unio_log(real(8)) - real(now_moe_gate_entropy[0]), real(0)) / unio_log(real(8));

@@ -77,8 +77,8 @@ UNIO_KERNEL(512) sp4_moment_diagnostics_count(
 // Elements of a group's weights and moments that alarm.
 // From `moment_diagnostics` in specs/sp4/consumers.toml.
 UNIO_KERNEL(512, 1) sp4_moment_diagnostics_finish(
-    UNIO_IN(float, prev_adam_m_bound),
-    UNIO_IN(float, prev_adam_v_bound),
+    UNIO_SCALAR(float, prev_adam_m_bound),
+    UNIO_SCALAR(float, prev_adam_v_bound),
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(float, weights_alarm_observed),

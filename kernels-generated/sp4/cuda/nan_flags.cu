@@ -18,19 +18,19 @@ UNIO_KERNEL(1) sp4_nan_flags(
     UNIO_INOUT(int, flag_45_weights_value),
     UNIO_INOUT(int, flag_48_weights_iqn),
     UNIO_INOUT(int, flag_49_h_s2_magnitude),
-    UNIO_IN(float, observed_h_s2_not_finite),
-    UNIO_IN(float, observed_m_alarm_dqn_trunk),
-    UNIO_IN(float, observed_m_alarm_dqn_value),
-    UNIO_IN(float, observed_m_alarm_dqn_branches),
-    UNIO_IN(float, observed_m_alarm_iqn),
-    UNIO_IN(float, observed_v_alarm_dqn_trunk),
-    UNIO_IN(float, observed_v_alarm_dqn_value),
-    UNIO_IN(float, observed_v_alarm_dqn_branches),
-    UNIO_IN(float, observed_v_alarm_iqn),
-    UNIO_IN(float, observed_weights_alarm_dqn_trunk),
-    UNIO_IN(float, observed_weights_alarm_dqn_value),
-    UNIO_IN(float, observed_weights_alarm_iqn),
-    UNIO_IN(float, observed_h_s2_beyond)
+    UNIO_SCALAR(float, observed_h_s2_not_finite),
+    UNIO_SCALAR(float, observed_m_alarm_dqn_trunk),
+    UNIO_SCALAR(float, observed_m_alarm_dqn_value),
+    UNIO_SCALAR(float, observed_m_alarm_dqn_branches),
+    UNIO_SCALAR(float, observed_m_alarm_iqn),
+    UNIO_SCALAR(float, observed_v_alarm_dqn_trunk),
+    UNIO_SCALAR(float, observed_v_alarm_dqn_value),
+    UNIO_SCALAR(float, observed_v_alarm_dqn_branches),
+    UNIO_SCALAR(float, observed_v_alarm_iqn),
+    UNIO_SCALAR(float, observed_weights_alarm_dqn_trunk),
+    UNIO_SCALAR(float, observed_weights_alarm_dqn_value),
+    UNIO_SCALAR(float, observed_weights_alarm_iqn),
+    UNIO_SCALAR(float, observed_h_s2_beyond)
 ) {
     const int flag_12_h_s2_not_finite_ = flag_12_h_s2_not_finite[0];
     const int flag_36_m_trunk_ = flag_36_m_trunk[0];

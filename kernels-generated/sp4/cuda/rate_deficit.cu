@@ -77,7 +77,7 @@ UNIO_KERNEL(512) sp4_rate_deficit_count(
 // Share of the weights that the clamp changed, less the expected share.
 // From `rate_deficit` in specs/sp4/producers.toml.
 UNIO_KERNEL(512, 1) sp4_rate_deficit_finish(
-    UNIO_IN(float, observed_elements),
+    UNIO_SCALAR(float, observed_elements),
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(float, rate_deficit_ema_slot),

@@ -27,7 +27,7 @@ UNIO_DEVICE void pearl_ad_law(real x, float* slot, float* states) {
 // From `trunk_state` in specs/sp4/producers.toml.
 UNIO_KERNEL(512, 1) sp4_trunk_state(
     UNIO_IN(real, h),
-    UNIO_IN(float, prev_h_s2_bound),
+    UNIO_SCALAR(float, prev_h_s2_bound),
     UNIO_INOUT(float, h_s2_bound_slot),
     UNIO_INOUT(float, h_s2_bound_observed),
     UNIO_INOUT(float, h_s2_bound_smoothing),
@@ -402,7 +402,7 @@ UNIO_KERNEL(256) sp4_trunk_state_refine(
 // Magnitude of the trunk state.
 // From `trunk_state` in specs/sp4/producers.toml.
 UNIO_KERNEL(512, 1) sp4_trunk_state_finish(
-    UNIO_IN(float, prev_h_s2_bound),
+    UNIO_SCALAR(float, prev_h_s2_bound),
     UNIO_IN(int, rows_),
     UNIO_IN(double, sums_),
     UNIO_INOUT(int, brackets_),

@@ -8,8 +8,8 @@ UNIO_KERNEL(1) sp4_update_adaptive_clip(
     UNIO_INOUT(float, clip_ema),
     UNIO_INOUT(float, clip_excess),
     UNIO_INOUT(float, clip_scale),
-    UNIO_IN(float, observed_grad_clip_bound),
-    UNIO_IN(float, now_grad_clip_bound)
+    UNIO_SCALAR(float, observed_grad_clip_bound),
+    UNIO_SCALAR(float, now_grad_clip_bound)
 ) {
     const real clip_ = clip[0];
     const real clip_ema_ = clip_ema[0];

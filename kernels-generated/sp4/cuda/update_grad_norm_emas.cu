@@ -6,7 +6,7 @@
 UNIO_KERNEL(1) sp4_update_grad_norm_emas(
     UNIO_INOUT(float, grad_norm_fast),
     UNIO_INOUT(float, grad_norm_slow),
-    UNIO_IN(float, observed_grad_clip_bound)
+    UNIO_SCALAR(float, observed_grad_clip_bound)
 ) {
     const real grad_norm_fast_ = grad_norm_fast[0];
     const real grad_norm_slow_ = grad_norm_slow[0];

@@ -1,7 +1,11 @@
 //! Launches that are made together, again and again, with all that they point to.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
+use unio_interface::edges::{heights, levels};
+
+use super::cuda::CudaDevice;
 use super::cuda_graph::{Executable, Template};
 use super::error::{DeviceError, Result};
 use super::kernel::{Arg, Kernel, LaunchConfig};
@@ -38,17 +42,11 @@ struct Node {
 pub(crate) struct Builder {
     device: Device,
     nodes: Vec<Node>,
-    /// `None` on the emulator.
-    template: Option<Template>,
 }
 
 impl Builder {
-    pub(crate) fn new(device: &Device) -> Result<Self> {
-        let template = match &device.backend {
-            Backend::Cuda(device) => Some(Template::new(device)?),
-            Backend::Emulator(_) => None,
-        };
-        Ok(Self { device: device.clone(), nodes: Vec::new(), template })
+    pub(crate) fn new(device: &Device) -> Self {
+        Self { device: device.clone(), nodes: Vec::new() }
     }
 
     /// Adds a launch that waits for earlier ones, named by the order of their adding, and otherwise runs beside them.
@@ -65,18 +63,19 @@ impl Builder {
         args: Vec<Held>,
         after: &[usize],
     ) -> Result<()> {
-        let passed: Vec<Arg<'_>> = args.iter().map(Held::arg).collect();
-        // SAFETY: the caller's promise is passed on.
-        unsafe { kernel.add_to(self.template.as_mut(), config, &passed, after) }?;
-        self.nodes.push(Node { kernel: kernel.clone(), config: *config, args, after: after.to_vec() });
+        let node = Node { kernel: kernel.clone(), config: *config, args, after: after.to_vec() };
+        kernel.check_node(config, &node.args())?;
+        self.nodes.push(node);
         Ok(())
     }
 
     /// The graph, ready to be launched. Runs nothing.
-    pub(crate) fn finish(self) -> Result<Graph> {
+    pub(crate) fn finish(self) -> Result<Graph, Fault> {
+        let executable = match &self.device.backend {
+            Backend::Cuda(device) if !self.nodes.is_empty() => Some(executable(device, &self.nodes)?),
+            Backend::Cuda(_) | Backend::Emulator(_) => None,
+        };
         let order = order(&self.nodes, self.device.launch_order());
-        let template = self.template.filter(|_| !self.nodes.is_empty());
-        let executable = template.map(Template::instantiate).transpose()?;
         Ok(Graph { executable, nodes: self.nodes, order })
     }
 }
@@ -116,11 +115,38 @@ impl Graph {
 }
 
 impl Node {
-    fn launch(&self) -> Result<()> {
-        let args: Vec<Arg<'_>> = self.args.iter().map(Held::arg).collect();
-        // SAFETY: whoever added the launch promised that it may be made at any time.
-        unsafe { self.kernel.launch(&self.config, &args) }
+    fn args(&self) -> Vec<Arg<'_>> {
+        self.args.iter().map(Held::arg).collect()
     }
+
+    fn launch(&self) -> Result<()> {
+        // SAFETY: whoever added the launch promised that it may be made at any time.
+        unsafe { self.kernel.launch(&self.config, &self.args()) }
+    }
+}
+
+/// What the card launches.
+///
+/// The driver deals launches out to queues in the order in which they were added, and of launches that may begin together
+/// the first added gets the card first. So they are added level by level, and in a level the one first that the longest way
+/// leads on from: what is off that way takes what room is left.
+fn executable(device: &Arc<CudaDevice>, nodes: &[Node]) -> Result<Executable, Fault> {
+    let unnamed = |source| Fault { node: None, source };
+    let after: Vec<Vec<usize>> = nodes.iter().map(|node| node.after.clone()).collect();
+    let (levels, heights) = (levels(&after), heights(&after));
+    let mut order: Vec<usize> = (0..nodes.len()).collect();
+    order.sort_by_key(|n| (levels[*n], Reverse(heights[*n])));
+    let mut places = vec![0; nodes.len()];
+    let mut template = Template::new(device).map_err(unnamed)?;
+    for (place, &n) in order.iter().enumerate() {
+        places[n] = place;
+        let node = &nodes[n];
+        let after: Vec<usize> = node.after.iter().map(|before| places[*before]).collect();
+        // SAFETY: whoever added the launch promised that it may be made at any time.
+        let added = unsafe { node.kernel.add_to(&mut template, &node.config, &node.args(), &after) };
+        added.map_err(|source| Fault { node: Some(n), source })?;
+    }
+    template.instantiate().map_err(unnamed)
 }
 
 /// The order in which launches were added; or that in which, of all that may run, the last added goes first.

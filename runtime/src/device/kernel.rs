@@ -183,29 +183,31 @@ impl Kernel {
         &self.module.device
     }
 
-    /// Checks what [`Kernel::launch`] would, and adds the launch to the driver's graph instead; the emulator has none.
-    ///
-    /// # Safety
-    /// As for [`Kernel::launch`], whenever the graph is launched.
-    pub(super) unsafe fn add_to(
-        &self,
-        template: Option<&mut Template>,
-        config: &LaunchConfig,
-        args: &[Arg<'_>],
-        after: &[usize],
-    ) -> Result<()> {
+    /// Checks what [`Kernel::launch`] would, and that there is something to launch.
+    pub(super) fn check_node(&self, config: &LaunchConfig, args: &[Arg<'_>]) -> Result<()> {
         self.check(config, args)?;
         if config.grid == 0 {
             let reason = "a launch of 0 blocks is no part of a graph".into();
             return Err(DeviceError::Arguments { kernel: self.name().into(), reason });
         }
-        match (&self.entry, template) {
+        Ok(())
+    }
+
+    /// Adds a launch to the driver's graph.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch`], whenever the graph is launched; [`Kernel::check_node`] found nothing.
+    pub(super) unsafe fn add_to(
+        &self,
+        template: &mut Template,
+        config: &LaunchConfig,
+        args: &[Arg<'_>],
+        after: &[usize],
+    ) -> Result<()> {
+        match &self.entry {
             // SAFETY: the caller's promise is passed on.
-            (Entry::Cuda(function), Some(template)) => unsafe {
-                template.add(function, config, &mut Words::new(args), after)
-            },
-            (Entry::Emulator(_), None) => Ok(()),
-            _ => Err(DeviceError::WrongMemory { what: "kernel and device differ" }),
+            Entry::Cuda(function) => unsafe { template.add(function, config, &mut Words::new(args), after) },
+            Entry::Emulator(_) => Err(DeviceError::WrongMemory { what: "kernel and device differ" }),
         }
     }
 

@@ -65,8 +65,7 @@ impl Session {
         self.bound(&sequence.external)?;
         let shapes = sequence.launches.iter().map(|l| self.shape(l)).collect::<Result<Vec<_>>>()?;
         let edges = self.edges(self.launches(phase), &shapes)?;
-        let failed = |source| SessionError::Graph { phase: words(phase), source };
-        let mut builder = Builder::new(&self.device).map_err(failed)?;
+        let mut builder = Builder::new(&self.device);
         let mut names = Vec::new();
         for step in 0..steps {
             let shaped = sequence.launches.iter().zip(&shapes);
@@ -81,7 +80,8 @@ impl Session {
                 names.push(mirroring.name().into());
             }
         }
-        Ok(Built { phase, graph: builder.finish().map_err(failed)?, names })
+        let graph = builder.finish().map_err(|fault| named(fault, phase, &names))?;
+        Ok(Built { phase, graph, names })
     }
 
     /// What each launch that is made waits for, and last the one that writes the mirror.
@@ -203,10 +203,8 @@ impl StepGraph<'_> {
     ///
     /// Errors: the device refuses; on the emulator also whatever fails in a launch, by name.
     pub fn launch(&mut self) -> Result<()> {
-        self.built.graph.launch().map_err(|Fault { node, source }| match node {
-            Some(node) => SessionError::Launch { launch: self.built.names[node].clone(), source },
-            None => SessionError::Graph { phase: words(self.built.phase), source },
-        })
+        let Built { phase, graph, names } = &mut *self.built;
+        graph.launch().map_err(|fault| named(fault, *phase, names))
     }
 
     /// Launches the graph so many times, one after another.
@@ -234,6 +232,13 @@ fn next_start(launches: &[Launch], buffer: usize, start: usize) -> Option<usize>
         _ => None,
     });
     starts.min()
+}
+
+fn named(Fault { node, source }: Fault, phase: Phase, names: &[String]) -> SessionError {
+    match node {
+        Some(node) => SessionError::Launch { launch: names[node].clone(), source },
+        None => SessionError::Graph { phase: words(phase), source },
+    }
 }
 
 fn words(phase: Phase) -> &'static str {

@@ -57,8 +57,8 @@ pub(crate) const SKIPPED: &str = "skipped";
 pub(crate) const STATE: &str = "state";
 pub(crate) const PARAMS: &str = "params";
 
-/// Steps that share a graph in [`Session::run_steps`].
-pub const STEPS_TOGETHER: usize = 8;
+/// Most steps that share a graph in [`Session::run_steps`].
+pub const STEPS_TOGETHER: usize = 16;
 
 /// Which launches [`Session::run`] makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -163,16 +163,24 @@ impl Session {
         }
     }
 
-    /// Takes so many steps, one after another. It is quicker than as many [`Session::run`]s: [`STEPS_TOGETHER`] of them make
-    /// one graph, in which a step begins while the last one's control plane still measures. The bits are the same.
+    /// Takes so many steps, one after another. It is quicker than as many [`Session::run`]s: up to [`STEPS_TOGETHER`] of them
+    /// share a graph, in which a step begins while the last one's control plane still measures. The bits are the same.
     ///
     /// Errors: as for [`Session::run`].
     pub fn run_steps(&mut self, phase: Phase, steps: usize) -> Result<()> {
-        let together = if self.launching == Launching::Graph { steps / STEPS_TOGETHER } else { 0 };
-        if together > 0 {
-            self.graph_of(phase, STEPS_TOGETHER)?.replay(together)?;
+        if self.launching == Launching::Eager {
+            return (0..steps).try_for_each(|_| self.run_eager(phase));
         }
-        (together * STEPS_TOGETHER..steps).try_for_each(|_| self.run(phase))
+        let (mut left, mut together) = (steps, STEPS_TOGETHER);
+        // What is left over is taken by graphs of half as many steps, and half of that.
+        while left > 0 {
+            if left >= together {
+                self.graph_of(phase, together)?.replay(left / together)?;
+                left %= together;
+            }
+            together = (together / 2).max(1);
+        }
+        Ok(())
     }
 
     /// Chooses how [`Session::run`] makes its launches from now on.

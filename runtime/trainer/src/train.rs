@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use indicatif::ProgressBar;
 use unio::data::{Bars, Dataset, FoldData};
-use unio::device::{Device, Real};
+use unio::device::{Device, Kind, Real};
 use unio::interface::Program;
 use unio::run::Run;
 use unio::{Launching, Mirror, Phase, STEPS_TOGETHER, Session, metrics};
@@ -158,8 +158,10 @@ impl Trainer {
     fn epoch(&mut self, data: &FoldData, epoch: usize) -> Result<f64> {
         let rows = feed::begin_epoch(&mut self.session, &self.run, data, epoch)?;
         let mut left = steps(rows);
+        // On the emulator, where steps take long, the bar moves after each.
+        let most = if self.session.device().kind() == Kind::Cuda { STEPS_TOGETHER } else { 1 };
         while left > 0 {
-            let taken = left.min(STEPS_TOGETHER);
+            let taken = left.min(most);
             self.session.run_steps(Phase::Train, taken)?;
             self.show(data)?;
             left -= taken;

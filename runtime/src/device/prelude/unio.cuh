@@ -22,11 +22,12 @@ extern __shared__ __align__(128) unsigned char unio_shared_arena[];
 #endif
 
 // Nobody else writes an IN; only its writer reads an OUT back; an INOUT may be shared between threads, of an OWN each thread
-// reads and writes its own elements.
+// reads and writes its own elements; a SCALAR may be one that the same kernel moves on through another pointer.
 #define UNIO_IN(T, name) const T* __restrict__ name
 #define UNIO_OUT(T, name) T* __restrict__ name
 #define UNIO_INOUT(T, name) T* name
 #define UNIO_OWN(T, name) T* __restrict__ name
+#define UNIO_SCALAR(T, name) const T* name
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math. The float versions use IEEE add, multiply, divide, square root, explicit fma and integer tricks only, so that a
