@@ -62,6 +62,17 @@ fn a_grown_reducer_keeps_its_rows() {
     assert!(bench.time(&grown, Data::Hot, ONCE).unwrap() > 0.0);
 }
 
+/// A row may be less than what stands behind the first dimension: here six weights a day of a sample.
+#[test]
+fn a_grown_producer_has_rows_of_its_own() {
+    let artefacts = compile_set("perception").artefacts;
+    let session = warm(&artefacts);
+    let bench = Bench::new(&session, &artefacts).unwrap();
+    let part = bench.part(|launch| launch.name == "vsn_mask");
+    let scalars = part.bytes() - 24 * part.count().unwrap() as u64;
+    assert_eq!(part.resized(1000).unwrap().bytes(), 24 * 1000 + scalars);
+}
+
 /// An entry of several launches reads its data once; what its launches tell each other does not count.
 #[test]
 fn an_entry_is_measured_as_one() {

@@ -69,12 +69,13 @@ fn argument(
     (elements * size(*elem)) as u64
 }
 
-/// Elements of one counted row of a buffer: 1 where single elements are counted.
+/// Elements of one counted row of a buffer, which has as many of its last dimensions as make the count come out: 1 where
+/// single elements are counted.
 pub(super) fn row(program: &Program, buffer: usize, count: Option<usize>) -> usize {
     let held = &program.buffers[buffer];
-    let row: usize = held.shape.iter().skip(1).product::<usize>().max(1);
-    let whole = count.zip(held.len).is_some_and(|(count, len)| count * row == len);
-    if whole { row } else { 1 }
+    let mut rows = (1..held.shape.len()).map(|first| held.shape[first..].iter().product::<usize>());
+    let fits = |row: &usize| count.zip(held.len).is_some_and(|(count, len)| count * row == len);
+    rows.find(fits).unwrap_or(1)
 }
 
 /// Bytes of an element in a step that trains.
