@@ -63,9 +63,21 @@ sanitize() {
         echo "error: no compute-sanitizer on the PATH nor in /usr/local/cuda/bin: install the CUDA toolkit" >&2
         exit 2
     fi
+    # Compiled once, and not by each tool.
+    step kernels "$here/bin/test-kernels" --skip learning:: "$@"
+    export UNIO_TEST_WATCHED=1
+    local tool job jobs=()
     for tool in memcheck racecheck initcheck synccheck; do
-        step "sanitize-$tool" "$sanitizer" --tool "$tool" --error-exitcode 1 \
-            "$here/bin/test-kernels" --test-threads 1 "$@"
+        # The trainings make the launches of other tests some thousand times more.
+        (
+            step "sanitize-$tool" "$sanitizer" --tool "$tool" --error-exitcode 1 \
+                "$here/bin/test-kernels" --test-threads 1 --skip learning:: "$@"
+            exit "$failed"
+        ) &
+        jobs+=($!)
+    done
+    for job in "${jobs[@]}"; do
+        wait "$job" || failed=1
     done
 }
 

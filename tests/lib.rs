@@ -15,6 +15,14 @@ pub const DEVICE_VARIABLE: &str = "UNIO_TEST_DEVICE";
 /// Environment variable that names the folder of fixtures, for a test binary that runs away from its sources.
 pub const FIXTURES_VARIABLE: &str = "UNIO_TEST_FIXTURES";
 
+/// Environment variable that is set where a tool watches every access of a kernel.
+pub const WATCHED_VARIABLE: &str = "UNIO_TEST_WATCHED";
+
+/// How often a test repeats itself: fewer times where a tool watches, to which the same launch says the same again.
+pub fn times(usual: usize, watched: usize) -> usize {
+    if std::env::var_os(WATCHED_VARIABLE).is_some() { watched } else { usual }
+}
+
 /// The device that tests run on.
 ///
 /// # Errors

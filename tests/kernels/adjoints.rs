@@ -4,7 +4,7 @@ use unio::device::Real;
 use unio::interface::Artefacts;
 use unio::random::Stream;
 use unio::{Phase, Session};
-use unio_tests::{compile_run, device};
+use unio_tests::{compile_run, device, times};
 
 /// Elements of one tensor that are varied; larger tensors are sampled.
 const ELEMENTS: usize = 24;
@@ -196,7 +196,7 @@ impl<'a> Checker<'a> {
         let mut worst = (String::new(), 0.0);
         for param in &self.artefacts.program.as_ref().unwrap().params {
             let len = param.shape.iter().product::<usize>();
-            for n in (0..len).step_by(len.div_ceil(ELEMENTS)) {
+            for n in (0..len).step_by(len.div_ceil(times(ELEMENTS, 2))) {
                 let at = param.offset + n;
                 let expected = self.difference(at);
                 let error = (derived[at] - expected).abs() / expected.abs().max(1.0);

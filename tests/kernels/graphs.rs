@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use unio::device::{Device, Real};
 use unio::interface::Artefacts;
 use unio::{Launching, Phase, STEPS_TOGETHER, Session, StateOf, When};
-use unio_tests::{compile_run, compile_set, device, fill_externals, twin_devices};
+use unio_tests::{compile_run, compile_set, device, fill_externals, times, twin_devices};
 
 use crate::determinism::bits;
 
@@ -32,7 +32,7 @@ fn two_hundred_steps_of_a_graph_equal_as_many_eager_steps() {
     let [first, second] = twin_devices().unwrap();
     let mut graph = filled(&first, &artefacts, Launching::Graph);
     let mut eager = filled(&second, &artefacts, Launching::Eager);
-    for step in 0..200 {
+    for step in 0..times(200, 60) as i32 {
         for session in [&mut graph, &mut eager] {
             if step % 40 == 20 {
                 session.set_state_named("learning_rate", 0.01 / f64::from(step)).unwrap();
@@ -263,7 +263,7 @@ fn a_reader_beside_the_loop_sees_whole_steps() {
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 let (mut last, start) = (0, Instant::now());
-                while last < 100 && start.elapsed() < Duration::from_secs(60) {
+                while last < 100 && start.elapsed() < Duration::from_secs(600) {
                     let Some(seen) = mirror.read().unwrap() else { continue };
                     assert!(seen.step() >= last);
                     last = seen.step();

@@ -6,7 +6,7 @@ use unio::device::Real;
 use unio::interface::{Artefacts, Elem};
 use unio::random::Stream;
 use unio::{Phase, Session};
-use unio_tests::{compile_set, device};
+use unio_tests::{compile_set, device, times};
 
 use crate::producers::{close, normal, quantile};
 
@@ -586,7 +586,7 @@ fn every_producer_settles_on_a_constant_signal() {
         let mut plane = Plane::new(&[(buffer, &data)]);
         plane.run(entry);
         let first: Vec<f64> = families.iter().flat_map(|f| plane.slots(f)).collect();
-        for _ in 0..1000 {
+        for _ in 0..times(1000, 10) {
             plane.run(entry);
         }
         let last = families.iter().flat_map(|f| plane.slots(f));

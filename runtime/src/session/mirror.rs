@@ -18,7 +18,7 @@ const THREADS: u32 = 256;
 /// Stamps before the words: begin and end, in bytes of one each.
 const STAMP: usize = 8;
 /// Far longer than a card takes to write the mirror.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Slots and states in the host's own memory, written by the last launch of every step. It may be read from any thread while
 /// steps run; the device is not asked.

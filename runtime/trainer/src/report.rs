@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -139,14 +140,14 @@ fn describe(m: &EpochMetrics) -> String {
     let single = |name: &&String| artefacts().slots.iter().any(|slot| slot.members.is_empty() && slot.name == **name);
     let slots: Vec<String> = m.slots.keys().filter(single).map(|name| format!("{name} {:.3}", m.slots[name])).collect();
     format!(
-        "fold {} epoch {:>2}  train {:.4}  test {:.4}  AUC {}  |  {}  ({:.1} s)",
+        "fold {} epoch {:>2}  train {:.4}  test {:.4}  AUC {}  |  {}  ({:.1?})",
         m.fold,
         m.epoch,
         m.train_loss,
         m.valid_loss,
         auc.join(" "),
         slots.join("  "),
-        m.seconds
+        Duration::try_from_secs_f64(m.seconds).unwrap_or_default()
     )
 }
 
