@@ -192,7 +192,7 @@ fn a_step_is_measured_with_its_control_plane() {
     let output = trainer(&["bench", "--device", "emulator"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(!said(&output, "failed:"), "{}", String::from_utf8_lossy(&output.stdout));
-    for part in ["the host's clock", "A step of perception: ", "A step of sp4: ", "control plane alone"] {
+    for part in ["the host's clock", "A step of perception: ", "A step of sp4: ", "Its control plane, ", "it adds "] {
         assert!(said(&output, part), "`{part}` is not in: {}", String::from_utf8_lossy(&output.stdout));
     }
 }
