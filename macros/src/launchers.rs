@@ -189,7 +189,7 @@ fn field(param: &KernelParam) -> TokenStream {
             let name = raw(name);
             quote! { #[doc = "Number of elements."] pub #name: usize }
         }
-        KernelParam::Buffer { name, elem, access, len, role } => {
+        KernelParam::Buffer { name, elem, access, len, role, .. } => {
             let ident = raw(name);
             let doc = format!("{}{}", describe(role), len.map_or(String::new(), |len| format!(", {len} elements")));
             let t = rust_type(*elem);
@@ -226,14 +226,15 @@ fn check(symbol: &str, param: &KernelParam, counted: Option<Ident>) -> TokenStre
         let table = raw(of);
         return quote! { ::unio::launcher::check_len(#symbol, #of, #row_len, args.#table.len())?; };
     }
-    let KernelParam::Buffer { name, len, role, access, .. } = param else {
+    let KernelParam::Buffer { name, len, row, role, access, .. } = param else {
         return TokenStream::new();
     };
     let ident = raw(name);
     // A table of any length has a parameter of its own that tells its rows.
     let needed = match (len, counted) {
         (Some(len), _) => quote!(#len),
-        (None, Some(n)) => quote!(args.#n),
+        (None, Some(n)) if *row == 1 => quote!(args.#n),
+        (None, Some(n)) => quote!(args.#n.saturating_mul(#row)),
         (None, None) => return TokenStream::new(),
     };
     let given = match (role, access) {

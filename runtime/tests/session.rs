@@ -65,7 +65,7 @@ fn device() -> Device {
 }
 
 fn pointer(name: &str, elem: Elem, access: Access, len: Option<usize>, role: Role) -> KernelParam {
-    KernelParam::Buffer { name: name.into(), elem, access, len, role }
+    KernelParam::Buffer { name: name.into(), elem, access, len, row: 1, role }
 }
 
 fn kernel(symbol: &str, threads: u32, params: Vec<KernelParam>) -> Kernel {

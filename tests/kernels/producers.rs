@@ -267,6 +267,27 @@ fn buffers_of_two_lengths_are_refused() {
     assert!(error.contains("`other` has 4 rows"), "{error}");
 }
 
+/// Rows of a known number beside elements that the run tells, whichever of them the launch counts.
+#[test]
+fn fewer_rows_than_a_launch_covers_are_refused() {
+    for [rows, elements] in [["a", "b"], ["b", "a"]] {
+        let spec = format!(
+            "[external.pairs]\ndoc = \"x\"\nshape = \"[2, 2, 3]\"\n[external.data]\ndoc = \"x\"\nshape = \"[*]\"\n{LAST}\
+             [producer.size]\ndoc = \"x\"\nread = {{ {rows} = \"pairs\", {elements} = \"data\" }}\n\
+             signal = \"sum({rows}[0] * {elements})\"\nsmooth = \"last\"\nreset = \"fold\"\nmonitoring = true\n"
+        );
+        let mut session = Session::new(&device().unwrap(), &compiled_from(&spec), Real::F32).unwrap();
+        session.write_real("pairs", &(0..12).map(f64::from).collect::<Vec<f64>>()).unwrap();
+        session.write_real("data", &[1.0; 4]).unwrap();
+        session.run(Phase::Train).unwrap();
+        assert_eq!(session.slot_named("size").unwrap(), [0.0 + 3.0 + 6.0 + 9.0]);
+        let (given, says) = if rows == "a" { (3, "`data` has 3 rows") } else { (5, "`pairs` has 4 rows") };
+        session.write_real("data", &vec![1.0; given]).unwrap();
+        let error = session.run(Phase::Train).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
 /// The first design, kept as a schedule: right on a normal distribution, lost where one value is far out.
 #[test]
 fn linear_bins_agree_on_normals_and_fail_on_a_spike() {

@@ -166,6 +166,8 @@ pub enum KernelParam {
         access: Access,
         /// Elements; `None` where the launch tells.
         len: Option<usize>,
+        /// Elements of one that the launch counts: several where it walks over rows.
+        row: usize,
         /// What the tensor is to the equations.
         role: Role,
     },

@@ -294,7 +294,8 @@ fn pointer(param: &crate::plan::Param, name: &str, batch: usize) -> KernelParam 
         Some(stride) => param.len.map(|len| stride * batch.saturating_sub(1) + len),
         None => param.len,
     };
-    KernelParam::Buffer { name: name.to_owned(), elem: param.elem, access: param.access, len, role: param.role.clone() }
+    let (name, elem, access, row, role) = (name.to_owned(), param.elem, param.access, param.row, param.role.clone());
+    KernelParam::Buffer { name, elem, access, len, row, role }
 }
 
 /// C type of an element.

@@ -109,6 +109,7 @@ pub(super) fn scalar_params(program: &Program) -> Vec<Param> {
             stride: None,
             role: unio_interface::Role::Scalar,
             row_len: None,
+            row: 1,
         })
         .collect()
 }
@@ -426,6 +427,7 @@ impl Planner<'_> {
             stride,
             role: outer_role(self.program, id),
             row_len: any.then(|| tensor.shape[1..].iter().product()),
+            row: 1,
         });
         Home { global: Some(self.params.len() - 1), ..Home::default() }
     }

@@ -115,5 +115,6 @@ fn param(program: &Program, id: TensorId) -> Param {
         stride: None,
         role,
         row_len: any.then(|| tensor.shape[1..].iter().product()),
+        row: 1,
     }
 }

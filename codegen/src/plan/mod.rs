@@ -113,6 +113,8 @@ pub struct Param {
     pub role: unio_interface::Role,
     /// Elements of a row, of a table with any number of rows.
     pub row_len: Option<usize>,
+    /// Elements of one that is counted, of a buffer that is walked over.
+    pub row: usize,
 }
 
 /// The kinds of kernel.

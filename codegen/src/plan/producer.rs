@@ -129,7 +129,8 @@ impl Planner<'_> {
         let reads = step.reads_buffers();
         for (id, tensor) in program.tensors.iter().enumerate().filter(|(_, t)| reads && t.role == Role::Table) {
             places.insert(id, params.len());
-            params.push(pointer(&tensor.name, memory_elem(tensor.elem), Access::In, None, Outer::Input));
+            let whole = pointer(&tensor.name, memory_elem(tensor.elem), Access::In, None, Outer::Input);
+            params.push(Param { row: tensor.shape[1..].iter().product(), ..whole });
         }
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
@@ -461,5 +462,5 @@ impl Table {
 }
 
 fn pointer(name: &str, elem: Memory, access: Access, len: Option<usize>, role: Outer) -> Param {
-    Param { name: name.to_owned(), elem, access, len, stride: None, role, row_len: None }
+    Param { name: name.to_owned(), elem, access, len, stride: None, role, row_len: None, row: 1 }
 }

@@ -290,6 +290,7 @@ impl Planner<'_> {
             stride: None,
             role,
             row_len: None,
+            row: 1,
         };
         let kernel = self.add_kernel(KernelPlan {
             symbol: names::kernel(&self.model.set, "reduce_axis0", ""),

@@ -225,14 +225,14 @@ fn pointers(update: &Update, program: &Program) -> (Vec<Param>, BTreeMap<TensorI
         let len = (!any).then(|| tensor.shape.iter().product());
         places.insert(id, params.len());
         let row_len = (any && tensor.role == Role::Table).then(|| tensor.shape[1..].iter().product());
-        params.push(Param { name: tensor.name.clone(), elem, access, len, stride: None, role, row_len });
+        params.push(Param { name: tensor.name.clone(), elem, access, len, stride: None, role, row_len, row: 1 });
     }
     (params, places)
 }
 
 fn counter(name: &str) -> Param {
     let (access, len, role) = (Access::Out, Some(COUNTER_BLOCKS), Outer::Saved);
-    Param { name: name.to_owned(), elem: Memory::I32, access, len, stride: None, role, row_len: None }
+    Param { name: name.to_owned(), elem: Memory::I32, access, len, stride: None, role, row_len: None, row: 1 }
 }
 
 /// A launch's name, and how many elements it covers.

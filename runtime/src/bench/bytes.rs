@@ -53,7 +53,7 @@ fn argument(
     count: Option<usize>,
     rows: usize,
 ) -> u64 {
-    let KernelParam::Buffer { elem, len, role, .. } = param else { return 0 };
+    let KernelParam::Buffer { elem, len, row, role, .. } = param else { return 0 };
     let held = &program.buffers[buffer];
     let rest = held.len.unwrap_or(0).saturating_sub(start);
     let elements = match (len, role, held.shape.last()) {
@@ -64,18 +64,9 @@ fn argument(
         (Some(len), ..) => *len,
         (None, Role::Saved, _) => (rows * held.shape.iter().skip(1).product::<usize>()).min(rest),
         (None, Role::Table, _) => rest,
-        (None, ..) => count.map_or(rest, |n| (n * row(program, buffer, Some(n))).min(rest)),
+        (None, ..) => count.map_or(rest, |n| (n * row).min(rest)),
     };
     (elements * size(*elem)) as u64
-}
-
-/// Elements of one counted row of a buffer, which has as many of its last dimensions as make the count come out: 1 where
-/// single elements are counted.
-pub(super) fn row(program: &Program, buffer: usize, count: Option<usize>) -> usize {
-    let held = &program.buffers[buffer];
-    let mut rows = (1..held.shape.len()).map(|first| held.shape[first..].iter().product::<usize>());
-    let fits = |row: &usize| count.zip(held.len).is_some_and(|(count, len)| count * row == len);
-    rows.find(fits).unwrap_or(1)
 }
 
 /// Bytes of an element in a step that trains.

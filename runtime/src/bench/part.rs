@@ -85,9 +85,9 @@ impl Part {
         // A buffer that tells the count has just that many; others may have more.
         let tells = launch.args.iter().any(|arg| matches!(arg, Arg::CountOf { .. }));
         for (p, (param, arg)) in kernel.params.iter().zip(&launch.args).enumerate() {
-            let KernelParam::Buffer { len, role, .. } = param else { continue };
+            let KernelParam::Buffer { len, row, role, .. } = param else { continue };
             let Arg::Buffer { buffer, start } = *arg else { continue };
-            let Some(row) = self.row_of(len.as_ref(), role, buffer, count)? else { continue };
+            let Some(row) = row_of(*len, *row, role, count)? else { continue };
             let held = self.program.buffers[buffer].len.unwrap_or(0).saturating_sub(start);
             let needed = if tells || len.is_some() { n * row } else { (n * row).max(held.min(count * row)) };
             // One buffer, one stretch: a part that uses two of it cannot grow both.
@@ -110,19 +110,6 @@ impl Part {
             part.rows[buffer] = kernel.grid.blocks(n) as usize;
         }
         Some(())
-    }
-
-    /// Elements of a parameter's buffer for each that is counted; an inner `None` for one that does not grow, an outer one
-    /// where its size is in the text.
-    fn row_of(&self, len: Option<&usize>, role: &Role, buffer: usize, count: usize) -> Option<Option<usize>> {
-        match (len, role) {
-            (_, Role::Scalar | Role::Saved | Role::Table) => Some(None),
-            (None, _) => Some(Some(bytes::row(&self.program, buffer, Some(count)))),
-            (Some(len), Role::Input | Role::Reduced) if *len > 0 && len.is_multiple_of(count) => {
-                Some(Some(len / count))
-            }
-            (Some(_), _) => None,
-        }
     }
 
     /// So many steps one after another, each on the next of so many copies of all buffers.
@@ -211,6 +198,17 @@ impl Part {
     fn with_program(mut self) -> Self {
         self.artefacts.program = Some(self.program.clone());
         self
+    }
+}
+
+/// Elements of a parameter's buffer for each that is counted; an inner `None` for one that does not grow, an outer one where
+/// its size is in the text.
+fn row_of(len: Option<usize>, row: usize, role: &Role, count: usize) -> Option<Option<usize>> {
+    match (len, role) {
+        (_, Role::Scalar | Role::Saved | Role::Table) => Some(None),
+        (None, _) => Some(Some(row)),
+        (Some(len), Role::Input | Role::Reduced) if len > 0 && len.is_multiple_of(count) => Some(Some(len / count)),
+        (Some(_), _) => None,
     }
 }
 

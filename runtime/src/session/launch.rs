@@ -24,6 +24,8 @@ pub(super) struct Prepared {
     pub(super) walked: Vec<(usize, usize)>,
     /// Buffer and row length that tell the number of elements, where the run does, and the kernel's grid.
     pub(super) counted_by: Option<(usize, usize, Grid)>,
+    /// The number of elements, or rows, where the plan does.
+    pub(super) count: Option<usize>,
     wrong_real: Option<WrongReal>,
 }
 
@@ -87,6 +89,10 @@ impl Prepared {
                 Arg::CountOf { buffer, row_len } => Some((buffer, row_len, kernel.grid)),
                 _ => None,
             }),
+            count: launch.args.iter().find_map(|arg| match *arg {
+                Arg::Count(n) => usize::try_from(n).ok(),
+                _ => None,
+            }),
             wrong_real: wrong_real(artefacts, program, launch, real),
         }
     }
@@ -114,16 +120,10 @@ impl Prepared {
 
 /// A kernel with a count walks over every buffer that has no length of its own; tables tell their rows themselves.
 fn walked(program: &Program, params: &[KernelParam], launch: &Launch) -> Vec<(usize, usize)> {
-    let is_walked =
-        |param: &KernelParam| matches!(param, KernelParam::Buffer { len: None, role, .. } if *role != Role::Table);
-    let by_element = launch.args.iter().any(|arg| matches!(arg, Arg::CountOf { row_len: 1, .. }));
-    let row = |buffer: usize| match by_element {
-        true => 1,
-        false => program.buffers[buffer].shape.iter().skip(1).product::<usize>().max(1),
-    };
-    let pairs = params.iter().zip(&launch.args).filter(|(param, _)| is_walked(param));
-    let external = pairs.filter_map(|(_, arg)| match *arg {
-        Arg::Buffer { buffer, .. } if program.buffers[buffer].external => Some((buffer, row(buffer))),
+    let external = params.iter().zip(&launch.args).filter_map(|pair| match pair {
+        (KernelParam::Buffer { len: None, row, role, .. }, Arg::Buffer { buffer, .. }) if *role != Role::Table => {
+            program.buffers[*buffer].external.then_some((*buffer, (*row).max(1)))
+        }
         _ => None,
     });
     external.collect()

@@ -380,7 +380,9 @@ impl Session {
     }
 
     /// Errors: [`SessionError::Uneven`] where a buffer has fewer rows than the launch covers.
-    fn check_even(&self, launch: &Prepared, rows: usize) -> Result<()> {
+    fn check_even(&self, launch: &Prepared) -> Result<()> {
+        let told = launch.counted_by.map(|(buffer, row_len, _)| self.rows(buffer, row_len));
+        let Some(rows) = told.or(launch.count) else { return Ok(()) };
         for &(buffer, row_len) in &launch.walked {
             let held = self.len(buffer).unwrap_or(0) / row_len;
             if held < rows {
@@ -395,10 +397,9 @@ impl Session {
     fn shape(&self, launch: &Prepared) -> Result<Option<LaunchConfig>> {
         let mut config = launch.config;
         if let Some((buffer, row_len, grid)) = launch.counted_by {
-            let rows = self.rows(buffer, row_len);
-            self.check_even(launch, rows)?;
-            config.grid = grid.blocks(rows);
+            config.grid = grid.blocks(self.rows(buffer, row_len));
         }
+        self.check_even(launch)?;
         if config.grid == 0 {
             return Ok(None);
         }
