@@ -25,8 +25,7 @@ fn launcher(artefacts: &Artefacts, index: usize, kernel: &Kernel) -> TokenStream
     let whole = gradient.as_ref().map(GradientField::field);
     let fields = own.map(field).chain(whole);
     let whole = gradient.as_ref().map(|g| g.check(symbol, counted(kernel)));
-    let checks =
-        kernel.params.iter().filter(|p| !is_gradient(p)).map(|p| check(symbol, p, counted(kernel))).chain(whole);
+    let checks = kernel.params.iter().filter(|p| !is_gradient(p)).map(|p| check(symbol, p, kernel)).chain(whole);
     let values = kernel.params.iter().enumerate().map(|(n, p)| match &gradient {
         Some(gradient) if is_gradient(p) => gradient.value(n),
         _ => value(symbol, p),
@@ -161,6 +160,11 @@ fn counted(kernel: &Kernel) -> Option<Ident> {
     kernel.params.iter().find_map(|p| if let KernelParam::Count { name } = p { Some(raw(name)) } else { None })
 }
 
+/// The number of a union's parts, of whose tables a kernel reads all.
+fn parts(kernel: &Kernel) -> Option<Ident> {
+    kernel.params.iter().find_map(|p| if let KernelParam::Number { name } = p { Some(raw(name)) } else { None })
+}
+
 /// An identifier for any legal name; words of Rust become raw, and those that cannot be get a `_`.
 pub(crate) fn raw(name: &str) -> Ident {
     match name {
@@ -221,7 +225,7 @@ fn describe(role: &Role) -> String {
     }
 }
 
-fn check(symbol: &str, param: &KernelParam, counted: Option<Ident>) -> TokenStream {
+fn check(symbol: &str, param: &KernelParam, kernel: &Kernel) -> TokenStream {
     if let KernelParam::Rows { of, row_len, .. } = param {
         let table = raw(of);
         return quote! { ::unio::launcher::check_len(#symbol, #of, #row_len, args.#table.len())?; };
@@ -231,11 +235,15 @@ fn check(symbol: &str, param: &KernelParam, counted: Option<Ident>) -> TokenStre
     };
     let ident = raw(name);
     // A table of any length has a parameter of its own that tells its rows.
-    let needed = match (len, counted) {
+    let times =
+        |n: Option<Ident>| n.map(|n| if *row == 1 { quote!(args.#n) } else { quote!(args.#n.saturating_mul(#row)) });
+    let needed = match (len, role) {
         (Some(len), _) => quote!(#len),
-        (None, Some(n)) if *row == 1 => quote!(args.#n),
-        (None, Some(n)) => quote!(args.#n.saturating_mul(#row)),
-        (None, None) => return TokenStream::new(),
+        (None, Role::Saved) => times(parts(kernel)).unwrap_or(quote!(#row)),
+        (None, _) => match times(counted(kernel)) {
+            Some(needed) => needed,
+            None => return TokenStream::new(),
+        },
     };
     let given = match (role, access) {
         (Role::Reduced, _) => quote!(args.#ident.tensor().len()),

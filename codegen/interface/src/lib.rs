@@ -166,7 +166,8 @@ pub enum KernelParam {
         access: Access,
         /// Elements; `None` where the launch tells.
         len: Option<usize>,
-        /// Elements of one that the launch counts: several where it walks over rows.
+        /// Elements of one that the launch counts: several where it walks over rows. Of a table between launches, those of a
+        /// part of the union.
         row: usize,
         /// What the tensor is to the equations.
         role: Role,

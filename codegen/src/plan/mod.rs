@@ -113,7 +113,7 @@ pub struct Param {
     pub role: unio_interface::Role,
     /// Elements of a row, of a table with any number of rows.
     pub row_len: Option<usize>,
-    /// Elements of one that is counted, of a buffer that is walked over.
+    /// Elements of one that is counted, of a buffer that is walked over; of a part of the union, of a table between launches.
     pub row: usize,
 }
 

@@ -134,8 +134,11 @@ impl Planner<'_> {
         }
         let scalars = (params.len()..params.len() + program.scalars.len()).collect();
         params.extend(block::scalar_params(program));
-        for (name, elem, access) in tables(step, &Table::of(program)) {
-            params.push(pointer(&format!("{name}_"), elem, access, None, Outer::Saved));
+        let table = Table::of(program);
+        for (name, elem, access) in tables(step, &table) {
+            let len = (name == "brackets").then_some(table.quantiles * Table::BRACKET);
+            let row = if len.is_some() { 1 } else { Table::ROWS * table.row_len(name) };
+            params.push(Param { row, ..pointer(&format!("{name}_"), elem, access, len, Outer::Saved) });
         }
         let signals =
             if step.gives_signals() { self.signal_params(producer, program, law, &mut params) } else { Vec::new() };
