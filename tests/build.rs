@@ -273,6 +273,35 @@ fn words_of_rust_and_cuda_give_legal_names() {
     assert_eq!(outcome.printed, "7 slots, 10 resets\n");
 }
 
+/// A producer that walks over pairs, and finds few or many of them.
+const PAIRS: &str = r#"
+[external.pairs]
+doc   = "Any number of pairs."
+shape = "[*, 2]"
+
+[producer.spread]
+doc        = "How far the two of a pair lie apart."
+read       = { p = "pairs" }
+signal     = "p99(abs(p[0] - p[1]))"
+smooth     = "pearl_ad"
+reset      = "fold"
+monitoring = true
+
+[producer.grad_norm]"#;
+
+#[test]
+fn a_launcher_asks_for_whole_rows_and_whole_tables() {
+    let outside = Outside::variant("tables");
+    outside.edit("specs/training.toml", "\n[producer.grad_norm]", PAIRS);
+    let outcome = outside.cargo(&["run"]);
+    assert!(outcome.ok, "{}", outcome.messages);
+    let lines: Vec<&str> = outcome.printed.lines().collect();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert_eq!(lines[0], "launched");
+    assert!(lines[1].contains("`p`") && lines[1].contains('8'), "{lines:?}");
+    assert!(lines[2].contains("`rows_`"), "{lines:?}");
+}
+
 #[test]
 fn an_optimizer_takes_no_gradient_that_is_not_reduced() {
     let outcome = Outside::variant("unreduced").cargo(&["build"]);
