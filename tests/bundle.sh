@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the kernel tests and a short training, on a machine without Rust:
 #   run.sh                      everything
-#   run.sh sanitize [FILTER…]   the kernel tests under each tool of compute-sanitizer
+#   run.sh sanitize [FILTER…]   the kernel tests but for trainings, or those named, under each tool of compute-sanitizer
 #   run.sh bench                times: every kernel, the workloads, what users would call instead, and a table of all
 #   run.sh peer                 the model against PyTorch, number by number, in f32 and f64; $OUT/peer-*.json has all figures
 #
@@ -63,15 +63,16 @@ sanitize() {
         echo "error: no compute-sanitizer on the PATH nor in /usr/local/cuda/bin: install the CUDA toolkit" >&2
         exit 2
     fi
+    # The trainings make the launches of other tests some thousand times more: only who names them gets them.
+    [ "$#" -gt 0 ] || set -- --skip learning::
     # Compiled once, and not by each tool.
-    step kernels "$here/bin/test-kernels" --skip learning:: "$@"
+    step kernels "$here/bin/test-kernels" "$@"
     export UNIO_TEST_WATCHED=1
     local tool job jobs=()
     for tool in memcheck racecheck initcheck synccheck; do
-        # The trainings make the launches of other tests some thousand times more.
         (
             step "sanitize-$tool" "$sanitizer" --tool "$tool" --error-exitcode 1 \
-                "$here/bin/test-kernels" --test-threads 1 --skip learning:: "$@"
+                "$here/bin/test-kernels" --test-threads 1 "$@"
             exit "$failed"
         ) &
         jobs+=($!)

@@ -182,7 +182,7 @@ fn a_padded_batch_counts_each_row_once() {
 
 /// Weights stand still in an evaluation, so that a row's loss is the row's alone, whatever batch it is in.
 #[test]
-fn the_loss_meter_is_the_mean_over_the_rows() {
+fn the_mean_loss_is_that_of_the_rows() {
     let single = epoch(&compile_set_sized("perception", &[("B", 1)]).artefacts, Phase::Evaluate);
     let mean = single.taken.iter().map(|(.., loss)| loss).sum::<f64>() / ROWS as f64;
     let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-5 * b.abs(), "{a} is not {b}");

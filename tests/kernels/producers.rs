@@ -288,6 +288,27 @@ fn fewer_rows_than_a_launch_covers_are_refused() {
     }
 }
 
+/// Also where the rows are a stage's and nobody writes them from outside.
+#[test]
+fn more_elements_than_a_stage_has_rows_are_refused() {
+    let measured = format!(
+        "\n[external.data]\ndoc = \"x\"\nshape = \"[*]\"\n{LAST}\
+         [producer.size]\ndoc = \"x\"\nread = {{ a = \"data\", h = \"cfc.h_next\" }}\nsignal = \"sum(a * h[0])\"\n\
+         smooth = \"last\"\nreset = \"fold\"\nmonitoring = true\n"
+    );
+    let artefacts = unio_tests::compile_edited("cfc", &[], |text| text.to_owned() + &measured).artefacts;
+    let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
+    unio_tests::fill_externals(&mut session, &artefacts, 8).unwrap();
+    session.init_params(1).unwrap();
+    session.write_real("data", &[1.0; 8]).unwrap();
+    session.run(Phase::Train).unwrap();
+    let first: f64 = session.read_real("cfc.h_next").unwrap().iter().step_by(3).sum();
+    close("size", f64::from(session.slot_named("size").unwrap()[0]), first, 1e-5);
+    session.write_real("data", &[1.0; 9]).unwrap();
+    let error = session.run(Phase::Train).unwrap_err().to_string();
+    assert!(error.contains("`cfc.h_next` has 8 rows"), "{error}");
+}
+
 /// The first design, kept as a schedule: right on a normal distribution, lost where one value is far out.
 #[test]
 fn linear_bins_agree_on_normals_and_fail_on_a_spike() {
@@ -378,21 +399,23 @@ fn a_row_is_what_a_signal_names() {
              reset = \"fold\"\nmonitoring = true\n"
         )
     };
-    let spec = format!(
-        "[external.data]\ndoc = \"x\"\nshape = \"[3, 40, 2]\"\n{LAST}{}{}{}",
-        entry("products", "sum(x[0] * x[1])"),
-        entry("of_days", "mean(mean(k, x[k,1]))"),
-        entry("of_all", "mean(abs(x))"),
-    );
-    let mut session = Session::new(&device().unwrap(), &compiled_from(&spec), Real::F32).unwrap();
-    let data = normal(240);
-    session.write_real("data", &data).unwrap();
-    session.run(Phase::Train).unwrap();
-    let slot = |name: &str| f64::from(session.slot_named(name).unwrap()[0]);
-    let pairs = || data.chunks(2);
-    close("products", slot("products"), pairs().map(|p| p[0] * p[1]).sum(), 1e-5);
-    close("of_days", slot("of_days"), pairs().map(|p| p[1]).sum::<f64>() / 120.0, 1e-5);
-    close("of_all", slot("of_all"), data.iter().map(|x| x.abs()).sum::<f64>() / 240.0, 1e-5);
+    for samples in ["3", "*"] {
+        let spec = format!(
+            "[external.data]\ndoc = \"x\"\nshape = \"[{samples}, 40, 2]\"\n{LAST}{}{}{}",
+            entry("products", "sum(x[0] * x[1])"),
+            entry("of_days", "mean(mean(k, x[k,1]))"),
+            entry("of_all", "mean(abs(x))"),
+        );
+        let mut session = Session::new(&device().unwrap(), &compiled_from(&spec), Real::F32).unwrap();
+        let data = normal(240);
+        session.write_real("data", &data).unwrap();
+        session.run(Phase::Train).unwrap();
+        let slot = |name: &str| f64::from(session.slot_named(name).unwrap()[0]);
+        let pairs = || data.chunks(2);
+        close("products", slot("products"), pairs().map(|p| p[0] * p[1]).sum(), 1e-5);
+        close("of_days", slot("of_days"), pairs().map(|p| p[1]).sum::<f64>() / 120.0, 1e-5);
+        close("of_all", slot("of_all"), data.iter().map(|x| x.abs()).sum::<f64>() / 240.0, 1e-5);
+    }
 }
 
 /// `prev` of an entry's own slot is what it held before the entry moved it on; the text does not promise that nobody writes it.

@@ -159,7 +159,7 @@ fn cfc() {
     }
 }
 
-/// A whole step, in both ways; its control plane alone; and the step with it and without it, which tells what it costs there.
+/// A whole step, in all ways; its control plane alone; and the step with it and without it, which tells what it costs there.
 fn step(set: &str, size: &str, artefacts: &Artefacts) {
     let mut session = session(artefacts);
     session.reset(When::Fold).unwrap();

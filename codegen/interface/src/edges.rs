@@ -37,7 +37,7 @@ pub fn levels(after: &[Vec<usize>]) -> Vec<usize> {
     levels
 }
 
-/// The height of each launch: one more than the highest of those that wait for it, 0 for the last of the longest way.
+/// The height of each launch: one more than the highest of those that wait for it, 0 where none does.
 pub fn heights(after: &[Vec<usize>]) -> Vec<usize> {
     let mut heights = vec![0; after.len()];
     for (n, direct) in after.iter().enumerate().rev() {

@@ -851,8 +851,7 @@ fn blank_slot(name: &str, doc: &str, loc: &Loc) -> Slot {
     }
 }
 
-/// Where a signal names elements of a row, the statistics run over rows of as many dimensions; else over all elements. Of a
-/// buffer whose length the run tells, a row is what stands behind its first dimension.
+/// Where a signal names elements of a row, the statistics run over rows of as many dimensions; else over all elements.
 fn read_shape(name: &str, signals: &[super::Signal], shape: Vec<usize>) -> Vec<usize> {
     let mut named = 0;
     for signal in signals {
@@ -861,9 +860,8 @@ fn read_shape(name: &str, signals: &[super::Signal], shape: Vec<usize>) -> Vec<u
             _ => {}
         });
     }
-    let most = if shape.contains(&0) { 1 } else { shape.len() };
-    let rest = if named > 0 { shape.len().saturating_sub(named).max(1).min(most) } else { shape.len() };
-    std::iter::once(0).chain(shape.iter().skip(rest).copied()).collect()
+    let over = if named > 0 { shape.len().saturating_sub(named).max(1) } else { shape.len() };
+    std::iter::once(0).chain(shape.iter().skip(over).copied()).collect()
 }
 
 /// Elements of a row of a buffer as a signal reads it.
@@ -876,6 +874,8 @@ fn row_len(used: &[usize]) -> usize {
 enum Measured {
     /// As many as its group has parameters.
     Group,
+    /// As many as optimizers have blocks.
+    Blocks,
     /// A number known before the run; 0 where it is not.
     Elements(usize),
 }
@@ -884,6 +884,7 @@ impl Measured {
     fn of(source: &Source, shape: &[usize], used: &[usize]) -> Self {
         match source {
             Source::Buffer(_) => Self::Elements(shape[..(shape.len() + 1).saturating_sub(used.len())].iter().product()),
+            Source::Counter(_) => Self::Blocks,
             _ => Self::Group,
         }
     }
@@ -891,7 +892,7 @@ impl Measured {
     fn fits(self, other: Self) -> bool {
         match (self, other) {
             (Self::Elements(a), Self::Elements(b)) => a == b || a == 0 || b == 0,
-            (Self::Group, Self::Group) => true,
+            (Self::Group, Self::Group) | (Self::Blocks, Self::Blocks) => true,
             _ => false,
         }
     }
@@ -901,6 +902,7 @@ impl std::fmt::Display for Measured {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Group => f.write_str("an element a parameter"),
+            Self::Blocks => f.write_str("a count a block"),
             Self::Elements(0) => f.write_str("any number"),
             Self::Elements(n) => write!(f, "{n} elements"),
         }

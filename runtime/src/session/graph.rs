@@ -1,5 +1,6 @@
-//! A step, or several, as one graph of launches, built from the plan's edges.
+//! A step, or several, as one graph of launches, built from the plan's edges and, between steps, from the memory that they touch.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use unio_interface::edges::{direct, earlier};
@@ -49,7 +50,8 @@ impl Session {
 
     /// The graph of so many steps. A launch waits for those of the step before that touch the same memory, and for no
     /// others: what only later steps need, such as a bound that is measured after the optimizer, is computed beside the
-    /// next step's forward part. The bits are those of one step after another.
+    /// next step's forward part. The bits are those of one step after another. The graph of each number that is asked for is
+    /// kept, until a buffer changes its length.
     ///
     /// Errors: as for [`Session::graph`].
     pub fn graph_of(&mut self, phase: Phase, steps: usize) -> Result<StepGraph<'_>> {
@@ -64,7 +66,7 @@ impl Session {
         let sequence = self.sequence(phase);
         self.bound(&sequence.external)?;
         let shapes = sequence.launches.iter().map(|l| self.shape(l)).collect::<Result<Vec<_>>>()?;
-        let edges = self.edges(self.launches(phase), &shapes)?;
+        let edges = self.edges(self.launches(phase), &shapes, steps)?;
         let mut builder = Builder::new(&self.device);
         let mut names = Vec::new();
         for step in 0..steps {
@@ -87,7 +89,7 @@ impl Session {
     /// What each launch that is made waits for, and last the one that writes the mirror.
     ///
     /// Errors: [`SessionError::Unordered`].
-    fn edges(&self, launches: &[Launch], shapes: &[Option<LaunchConfig>]) -> Result<Edges> {
+    fn edges(&self, launches: &[Launch], shapes: &[Option<LaunchConfig>], steps: usize) -> Result<Edges> {
         let mut made: Vec<bool> = shapes.iter().map(Option::is_some).collect();
         let touches = launches.iter().zip(&made);
         let touches = touches.map(|(launch, made)| if *made { self.touches(launch, launches) } else { vec![] });
@@ -99,7 +101,7 @@ impl Session {
             touches.push(self.mirrored());
             made.push(true);
         }
-        Ok(Edges::new(&after, &touches, &made))
+        Ok(if steps > 1 { Edges::of_several(&after, &touches, &made) } else { Edges::of_one(&after, &made) })
     }
 
     fn add(&self, builder: &mut Builder, launch: &Prepared, shape: &LaunchConfig, after: &[usize]) -> Result<()> {
@@ -134,7 +136,7 @@ impl Session {
     /// What a launch touches, as far as its parameters say.
     fn touches(&self, launch: &Launch, all: &[Launch]) -> Vec<Touch> {
         let count = launch.args.iter().find_map(|arg| match *arg {
-            Arg::Count(n) => usize::try_from(n).ok(),
+            Arg::Count(n) => usize::try_from(n).ok().filter(|n| *n > 0),
             Arg::CountOf { buffer, row_len: 1 } => self.len(buffer),
             Arg::CountOf { .. } | Arg::Buffer { .. } | Arg::Number(_) | Arg::Rows { .. } => None,
         });
@@ -179,13 +181,18 @@ impl Session {
 }
 
 impl Edges {
-    /// `after` is what launches of one step wait for. Between steps, those wait that touch the same memory.
-    fn new(after: &[Vec<usize>], touches: &[Vec<Touch>], made: &[bool]) -> Self {
-        let beyond = |waits: &Vec<usize>| waits.iter().map(|n| n + after.len()).collect::<Vec<_>>();
-        let later = after.iter().zip(edges::meeting(touches)).map(|(own, before)| [before, beyond(own)].concat());
-        let two: Vec<Vec<usize>> = after.iter().cloned().chain(later).collect();
+    /// `after` is what launches of one step wait for.
+    fn of_one(after: &[Vec<usize>], made: &[bool]) -> Self {
+        Self { first: direct(&earlier(after.iter().map(Vec::as_slice)), made), later: Vec::new() }
+    }
+
+    /// Between steps, those wait that touch the same memory.
+    fn of_several(after: &[Vec<usize>], touches: &[Vec<Touch>], made: &[bool]) -> Self {
+        let before = edges::meeting(touches);
+        // Who meets over more than one step waits through the steps between, where the same launches are made.
+        debug_assert_eq!(edges::unordered(&in_a_row(after, &before, 3), &[touches; 3].concat()), None);
         // A way from a step to the next leads through those two alone: of more steps each looks like the second.
-        let mut first = direct(&earlier(two.iter().map(Vec::as_slice)), &made.repeat(2));
+        let mut first = direct(&in_a_row(after, &before, 2), &made.repeat(2));
         let later = first.split_off(first.len() / 2);
         Self { first, later }
     }
@@ -232,6 +239,19 @@ fn next_start(launches: &[Launch], buffer: usize, start: usize) -> Option<usize>
         _ => None,
     });
     starts.min()
+}
+
+/// All that each launch waits for in so many steps; `before` are those of the step before.
+fn in_a_row(after: &[Vec<usize>], before: &[Vec<usize>], steps: usize) -> Vec<BTreeSet<usize>> {
+    let launches = after.len();
+    let waits = |step: usize, n: usize| -> Vec<usize> {
+        let own = after[n].iter().map(|earlier| earlier + step * launches);
+        let last = before[n].iter().filter(|_| step > 0).map(|earlier| earlier + (step - 1) * launches);
+        last.chain(own).collect()
+    };
+    let all: Vec<Vec<usize>> =
+        (0..steps).flat_map(|step| (0..launches).map(move |n| (step, n))).map(|(step, n)| waits(step, n)).collect();
+    earlier(all.iter().map(Vec::as_slice))
 }
 
 fn named(Fault { node, source }: Fault, phase: Phase, names: &[String]) -> SessionError {

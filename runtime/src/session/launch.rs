@@ -20,13 +20,23 @@ pub(super) struct Prepared {
     pub(super) kernel: usize,
     pub(super) config: LaunchConfig,
     pub(super) places: Vec<Place>,
-    /// Buffers of any length that the launch walks over, and the elements of a row of each.
-    pub(super) walked: Vec<(usize, usize)>,
+    /// What the launch walks over.
+    pub(super) walked: Vec<Walked>,
     /// Buffer and row length that tell the number of elements, where the run does, and the kernel's grid.
     pub(super) counted_by: Option<(usize, usize, Grid)>,
     /// The number of elements, or rows, where the plan does.
     pub(super) count: Option<usize>,
     wrong_real: Option<WrongReal>,
+}
+
+/// A buffer of which a launch takes as many rows as it counts.
+#[derive(Clone, Copy)]
+pub(super) struct Walked {
+    pub(super) buffer: usize,
+    /// First element.
+    pub(super) start: usize,
+    /// Elements of a row.
+    pub(super) row: usize,
 }
 
 /// Where an argument comes from.
@@ -84,7 +94,7 @@ impl Prepared {
             kernel: launch.kernel,
             config: LaunchConfig::new(launch.grid, kernel.threads).shared(shared),
             places: launch.args.iter().map(place).collect(),
-            walked: walked(program, &kernel.params, launch),
+            walked: walked(&kernel.params, launch),
             counted_by: launch.args.iter().find_map(|arg| match *arg {
                 Arg::CountOf { buffer, row_len } => Some((buffer, row_len, kernel.grid)),
                 _ => None,
@@ -118,15 +128,17 @@ impl Prepared {
     }
 }
 
-/// A kernel with a count walks over every buffer that has no length of its own; tables tell their rows themselves.
-fn walked(program: &Program, params: &[KernelParam], launch: &Launch) -> Vec<(usize, usize)> {
-    let external = params.iter().zip(&launch.args).filter_map(|pair| match pair {
-        (KernelParam::Buffer { len: None, row, role, .. }, Arg::Buffer { buffer, .. }) if *role != Role::Table => {
-            program.buffers[*buffer].external.then_some((*buffer, (*row).max(1)))
+/// A kernel with a count walks over every buffer of which it knows no length; tables tell their rows themselves, and those
+/// between launches have rows of their own.
+fn walked(params: &[KernelParam], launch: &Launch) -> Vec<Walked> {
+    let walks = |role: &Role| !matches!(role, Role::Table | Role::Saved);
+    let walked = params.iter().zip(&launch.args).filter_map(|pair| match pair {
+        (KernelParam::Buffer { len: None, row, role, .. }, Arg::Buffer { buffer, start }) if walks(role) => {
+            Some(Walked { buffer: *buffer, start: *start, row: (*row).max(1) })
         }
         _ => None,
     });
-    external.collect()
+    walked.collect()
 }
 
 /// Elements that the launches of a program need of each buffer.

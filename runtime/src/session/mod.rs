@@ -46,7 +46,7 @@ pub(crate) use check::product;
 pub(crate) use convert::Stored;
 
 use graph::Built;
-use launch::{Place, Prepared, Sequence};
+use launch::{Place, Prepared, Sequence, Walked};
 use mirror::Mirroring;
 
 /// Buffers that the generator names alike in every set.
@@ -92,8 +92,8 @@ pub enum Direction {
 
 /// A spec set on a device.
 ///
-/// The session owns the memory of every buffer. Nothing is allocated after the run's own buffers are written and each phase
-/// has run once.
+/// The session owns the memory of every buffer. Nothing is allocated after the run's own buffers are written, and each phase
+/// has run once by each number of steps that share a graph.
 pub struct Session {
     device: Device,
     real: Real,
@@ -383,8 +383,10 @@ impl Session {
     fn check_even(&self, launch: &Prepared) -> Result<()> {
         let told = launch.counted_by.map(|(buffer, row_len, _)| self.rows(buffer, row_len));
         let Some(rows) = told.or(launch.count) else { return Ok(()) };
-        for &(buffer, row_len) in &launch.walked {
-            let held = self.len(buffer).unwrap_or(0) / row_len;
+        for &Walked { buffer, start, row } in &launch.walked {
+            // What the run has not filled is told by name elsewhere.
+            let Some(len) = self.len(buffer) else { continue };
+            let held = len.saturating_sub(start) / row;
             if held < rows {
                 let (launch, buffer) = (launch.name.clone(), self.program.buffers[buffer].name.clone());
                 return Err(SessionError::Uneven { launch, buffer, held, needed: rows });

@@ -172,6 +172,7 @@ fn whole_step(session: &mut Session, bench: &Bench<'_>, artefacts: &Artefacts, s
         levels: levels(&edges).into_iter().max().map_or(0, |last| last + 1),
         eager_us,
         graph_us,
+        together: repeats.steps.min(STEPS_TOGETHER),
         together_us,
         control_nodes: control.launches().len(),
         control_us,

@@ -95,8 +95,9 @@ struct StepRow {
     edges: usize,
     levels: usize,
     eager_us: f64,
-    /// A step a graph, and as many as [`unio::STEPS_TOGETHER`].
     graph_us: f64,
+    /// Where so many steps share a graph.
+    together: usize,
     together_us: f64,
     /// Launches of producers and scalar updates, what they take as a graph of their own, and what they add to a step.
     control_nodes: usize,

@@ -1,7 +1,5 @@
 //! The figures for people.
 
-use unio::STEPS_TOGETHER;
-
 use super::{KernelRow, Report, StepRow};
 
 const HEAD: [&str; 13] = [
@@ -68,8 +66,8 @@ fn cells(row: &KernelRow) -> Vec<String> {
 
 fn whole_step(step: &StepRow) -> String {
     format!(
-        "\nA step of {}: {} nodes, {} edges, {} levels; {:.1} µs eager, {:.1} µs as a graph, {:.1} µs where {STEPS_TOGETHER} steps share one.\n\
-         Its control plane, {} launches: alone {:.1} µs; it adds {:.1} µs to a step, {:.1} µs ({:.1} %) where {STEPS_TOGETHER} share a graph.\n",
+        "\nA step of {}: {} nodes, {} edges, {} levels; {:.1} µs eager, {:.1} µs as a graph, {:.1} µs where {} steps share one.\n\
+         Its control plane, {} launches: alone {:.1} µs; it adds {:.1} µs to a step, {:.1} µs ({:.1} %) where steps share a graph.\n",
         step.set,
         step.nodes,
         step.edges,
@@ -77,6 +75,7 @@ fn whole_step(step: &StepRow) -> String {
         step.eager_us,
         step.graph_us,
         step.together_us,
+        step.together,
         step.control_nodes,
         step.control_us,
         step.control_added_us,
