@@ -216,6 +216,8 @@ fn buffers_may_be_called_what_kernels_call_their_own() {
         "k",
         "first",
         "joined",
+        "known",
+        "parts",
     ];
     let reads: Vec<String> = names.iter().map(|name| format!("{name} = \"data\"")).collect();
     let sum: Vec<String> = names.iter().map(|name| format!("sum({name})")).collect();
@@ -235,6 +237,27 @@ fn buffers_may_be_called_what_kernels_call_their_own() {
         close("sum", f64::from(session.slot_named("total_2").unwrap()[0]), 0.5 * (n * names.len()) as f64, 1e-6);
         close("p99", f64::from(session.slot_named("counts_1").unwrap()[0]), 0.5, 0.005);
     }
+}
+
+/// The same of an optimizer that counts.
+#[test]
+fn a_state_may_be_called_what_a_counter_calls_its_own() {
+    let spec = format!(
+        "[update.adder]\ndoc = \"x\"\nover = \"group\"\nparam = \"w\"\ngrad = \"g\"\n\
+         state = {{ counted_s = {{ reset = \"fold\" }} }}\n\
+         math = \"\"\"\nnext.w = w - 0.5 * g\nnext.counted_s = counted_s + g\ncount.moved = abs(g) > 0\n\"\"\"\n\
+         [group.all]\ndoc = \"x\"\nbuffers = [\"all\"]\noptimizer = \"adder\"\n\
+         {LAST}[producer.moves]\ndoc = \"x\"\nfor = \"group\"\nread = {{ m = \"moved\" }}\nsignal = \"sum(real(m))\"\n\
+         smooth = \"last\"\nreset = \"fold\"\nmonitoring = true\n"
+    );
+    let mut session = Session::new(&device().unwrap(), &compiled_from(&spec), Real::F32).unwrap();
+    for array in ["params", "grads", "counted_s"] {
+        session.write_real(&format!("all.{array}"), &[1.0, 0.0, 2.0]).unwrap();
+    }
+    session.run(Phase::Train).unwrap();
+    assert_eq!(session.slot_named("moves").unwrap(), [2.0]);
+    assert_eq!(session.read_real("all.counted_s").unwrap(), [2.0, 0.0, 4.0]);
+    assert_eq!(session.read_real("all.params").unwrap(), [0.5, 0.0, 1.0]);
 }
 
 #[test]

@@ -212,7 +212,7 @@ fn most_blocks(grid: Grid) -> u32 {
 fn own_names(body: &Body) -> &'static [&'static str] {
     match body {
         Body::Producer(_) => producer::OWN_NAMES,
-        Body::Update(_) => &["n"],
+        Body::Update(_) => &["n", update::COUNTED],
         Body::Gradients(_) => gradients::OWN_NAMES,
         Body::Block(_) | Body::ReduceAxis0 { .. } => &[],
     }

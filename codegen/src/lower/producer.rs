@@ -137,6 +137,8 @@ pub(super) const OWN_NAMES: &[&str] = &[
     "own",
     "whole",
     "next_whole",
+    "known",
+    "parts",
 ];
 
 pub(super) fn lower(kernel: &KernelPlan, body: &ProducerBody, names: &[String], mut namer: Namer) -> Lowered {

@@ -181,7 +181,7 @@ fn element_wise(kernel: &KernelPlan, grid: Grid, counted: bool, ops: Vec<Op>, co
 }
 
 /// Shared array in which a block joins its threads' counts.
-const COUNTED: &str = "counted_s";
+pub(super) const COUNTED: &str = "counted_s";
 
 /// A count kept in a register, joined by a tree, stored once a block: no atomic operation.
 struct Counter {
@@ -192,7 +192,6 @@ struct Counter {
 
 impl Counter {
     fn new(tensor: TensorId, pointer: &str, namer: &mut Namer) -> Self {
-        namer.unique(COUNTED);
         Self { tensor, pointer: pointer.to_owned(), register: namer.unique(&format!("{pointer}_count_")) }
     }
 

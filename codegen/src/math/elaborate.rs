@@ -503,7 +503,10 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     fn whole(&mut self, tensor: TensorId, name: &str, loc: &Loc) -> Expr {
         let rank = self.own_shape(tensor).len();
         let implicit = self.element.is_some() && rank == 1;
-        if rank > 0 && !implicit {
+        let walked = self.scope.statistics && self.program.tensors[tensor].role == Role::Table;
+        if walked && !implicit {
+            self.check_walked(name, loc, rank.saturating_sub(1), 0);
+        } else if rank > 0 && !implicit {
             self.report.push_note(
                 Code::RankMismatch,
                 loc,
@@ -554,6 +557,9 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         let row = self.element.filter(|_| self.scope.statistics && shape.len() == args.len() + 1);
         if row.is_some() {
             shape.remove(0);
+        } else if self.scope.statistics && self.program.tensors[tensor].role == Role::Table {
+            self.check_walked(&name.text, &name.loc, shape.len().saturating_sub(1), args.len());
+            return Expr::Real(0.0);
         }
         if shape.len() != args.len() {
             let label = rank_label(&name.text, shape.len(), args.len());
@@ -566,6 +572,20 @@ impl<'a, 'r> Elaborator<'a, 'r> {
             index.push(self.index(arg, extent));
         }
         Expr::Load(tensor, index)
+    }
+
+    /// What a producer reads has no elements but those that a statistic walks over.
+    fn check_walked(&mut self, name: &str, loc: &Loc, rank: usize, given: usize) {
+        let (label, note) = match self.element {
+            None => {
+                (format!("`{name}` stands in no statistic"), "measure it, as in `mean(x)`, `p99(abs(x))` or `max(x)`")
+            }
+            Some(_) => (
+                format!("a row of {}", rank_label(name, rank, given)),
+                "a statistic walks over all rows: name only what is inside a row",
+            ),
+        };
+        self.report.push_note(Code::RankMismatch, loc, label, note);
     }
 
     fn index(&mut self, arg: &Ast, extent: usize) -> Expr {

@@ -127,9 +127,9 @@ impl Node {
 
 /// What the card launches.
 ///
-/// The driver deals launches out to queues in the order in which they were added, and of launches that may begin together
-/// the first added gets the card first. So they are added level by level, and in a level the one first that the longest way
-/// leads on from: what is off that way takes what room is left.
+/// Of launches that may begin together the one that was added first gets the card first, as was measured (BENCHMARKS.md). So
+/// they are added level by level, and in a level the one first that the longest way leads on from: what is off that way takes
+/// what room is left.
 fn executable(device: &Arc<CudaDevice>, nodes: &[Node]) -> Result<Executable, Fault> {
     let unnamed = |source| Fault { node: None, source };
     let after: Vec<Vec<usize>> = nodes.iter().map(|node| node.after.clone()).collect();

@@ -128,6 +128,9 @@ impl Session {
                 false => Err(SessionError::Length { buffer: name(), len, given }),
             };
         }
+        if i32::try_from(given).is_err() {
+            return Err(SessionError::TooLong { buffer: name(), given });
+        }
         let row = buffer.shape.get(1..).and_then(product).unwrap_or(1).max(1);
         if !given.is_multiple_of(row) {
             return Err(SessionError::Rows { buffer: name(), row, given });

@@ -91,6 +91,14 @@ pub enum SessionError {
         /// The values given.
         given: usize,
     },
+    /// More values than a kernel counts.
+    #[error("buffer `{buffer}`: {given} elements were given, and a kernel counts up to 2^31 - 1; give fewer")]
+    TooLong {
+        /// The buffer.
+        buffer: String,
+        /// The values given.
+        given: usize,
+    },
     /// Fewer values than the kernels read.
     #[error("buffer `{buffer}`: the step reads {least} elements of it and {given} were given; give at least {least}")]
     TooShort {
