@@ -1,9 +1,9 @@
 //! Producers against the sorted or closed-form truth.
 
 use unio::device::Real;
+use unio::interface::Artefacts;
 use unio::random::Stream;
 use unio::{Phase, Session};
-use unio_codegen::Compiled;
 use unio_tests::{MANIFEST, device, fixture_text};
 
 const SIZES: [usize; 10] = [1, 31, 32, 33, 48, 255, 256, 257, 1025, 4096];
@@ -15,16 +15,23 @@ enum Length {
     Any,
 }
 
+/// A law that remembers nothing.
+const LAST: &str = "[smoothing.last]\ndoc = \"x\"\nstate = []\nmath = \"next.mean = x\"\n";
+
 const BOTH: [fn(usize) -> Length; 2] = [Length::Known, |_| Length::Any];
 
-fn compiled(length: Length) -> Compiled {
+fn compiled(length: Length) -> Artefacts {
     let shape = match length {
         Length::Known(n) => format!("[{n}]"),
         Length::Any => "[*]".into(),
     };
-    let spec = fixture_text("producers/statistics.toml").replace("[N]", &shape);
-    unio_codegen::compile_texts(&[("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", &spec)])
-        .unwrap_or_else(|e| panic!("{e}"))
+    compiled_from(&fixture_text("producers/statistics.toml").replace("[N]", &shape))
+}
+
+/// A set of one file.
+pub(crate) fn compiled_from(spec: &str) -> Artefacts {
+    let texts = [("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", spec)];
+    unio_codegen::compile_texts(&texts).unwrap_or_else(|e| panic!("{e}")).artefacts
 }
 
 struct Measured {
@@ -33,7 +40,7 @@ struct Measured {
 
 impl Measured {
     fn of(length: Length, data: &[f64]) -> Self {
-        let mut session = Session::new(&device().unwrap(), &compiled(length).artefacts, Real::F32).unwrap();
+        let mut session = Session::new(&device().unwrap(), &compiled(length), Real::F32).unwrap();
         let other: Vec<f64> = (0..data.len()).map(|n| Stream::new(9, "other").symmetric(n as u64)).collect();
         session.write_real("data", data).unwrap();
         session.write_real("other", &other).unwrap();
@@ -229,9 +236,7 @@ fn buffers_may_be_called_what_kernels_call_their_own() {
             reads.join(", "),
             sum.join(" + ")
         );
-        let texts = [("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", spec.as_str())];
-        let artefacts = unio_codegen::compile_texts(&texts).unwrap_or_else(|e| panic!("{e}")).artefacts;
-        let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
+        let mut session = Session::new(&device().unwrap(), &compiled_from(&spec), Real::F32).unwrap();
         session.write_real("data", &vec![0.5; n]).unwrap();
         session.run(Phase::Train).unwrap();
         close("sum", f64::from(session.slot_named("total_2").unwrap()[0]), 0.5 * (n * names.len()) as f64, 1e-6);
@@ -273,7 +278,7 @@ fn sums_that_cancel_and_squares_that_overflow_f32_are_measured() {
     let (x, y): (Vec<f64>, Vec<f64>) =
         (0..n).map(|k| (f64::from(1.0f32 + k as f32 * 1e-4), if k % 2 == 0 { 1.0 } else { -1.0 })).unzip();
     let exact: f64 = x.iter().zip(&y).map(|(x, y)| x * y).sum::<f64>().abs() / x.iter().map(|x| x * x).sum::<f64>();
-    let mut session = Session::new(&device().unwrap(), &compiled(Length::Any).artefacts, Real::F32).unwrap();
+    let mut session = Session::new(&device().unwrap(), &compiled(Length::Any), Real::F32).unwrap();
     session.write_real("data", &x).unwrap();
     session.write_real("other", &y).unwrap();
     session.run(Phase::Train).unwrap();
@@ -283,7 +288,7 @@ fn sums_that_cancel_and_squares_that_overflow_f32_are_measured() {
 
 #[test]
 fn buffers_of_two_lengths_are_refused() {
-    let mut session = Session::new(&device().unwrap(), &compiled(Length::Any).artefacts, Real::F32).unwrap();
+    let mut session = Session::new(&device().unwrap(), &compiled(Length::Any), Real::F32).unwrap();
     session.write_real("data", &[1.0; 5]).unwrap();
     session.write_real("other", &[1.0; 4]).unwrap();
     let error = session.run(Phase::Train).unwrap_err().to_string();
@@ -338,9 +343,8 @@ fn linear_bins_agree_on_normals_and_fail_on_a_spike() {
     let measure = |data: &[f64], schedule: &str| {
         let spec = fixture_text("producers/statistics.toml").replace("[N]", "[*]");
         let spec = spec.replace("monitoring = true", &format!("monitoring = true\nschedule = \"{schedule}\""));
-        let compiled =
-            unio_codegen::compile_texts(&[("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", &spec)]).unwrap();
-        let mut session = Session::new(&device().unwrap(), &compiled.artefacts, Real::F32).unwrap();
+        let compiled = compiled_from(&spec);
+        let mut session = Session::new(&device().unwrap(), &compiled, Real::F32).unwrap();
         session.write_real("data", data).unwrap();
         session.write_real("other", data).unwrap();
         session.run(Phase::Train).unwrap();
@@ -393,9 +397,7 @@ fn a_clamp_by_the_last_bound_comes_between_the_read_and_the_slot() {
                 reset = \"fold\"\n\
                 [update.clamp]\ndoc = \"x\"\nover = \"x: data\"\n\
                 math = \"next.x = min(max(x, -max(prev.size, 0.5)), max(prev.size, 0.5))\"\n";
-    let artefacts = unio_codegen::compile_texts(&[("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", spec)])
-        .unwrap_or_else(|e| panic!("{e}"))
-        .artefacts;
+    let artefacts = compiled_from(spec);
     for n in [1, 100, 5000] {
         let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
         let data: Vec<f64> = normal(n).into_iter().map(|x| 2.0 * x).collect();
@@ -405,13 +407,6 @@ fn a_clamp_by_the_last_bound_comes_between_the_read_and_the_slot() {
         assert!(session.read_real("data").unwrap().iter().all(|x| x.abs() <= 0.5), "{n}");
     }
 }
-
-fn compiled_from(spec: &str) -> unio::interface::Artefacts {
-    let texts = [("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", spec)];
-    unio_codegen::compile_texts(&texts).unwrap_or_else(|e| panic!("{e}")).artefacts
-}
-
-const LAST: &str = "[smoothing.last]\ndoc = \"x\"\nstate = []\nmath = \"next.mean = x\"\n";
 
 /// Rows have as many dimensions as are named, and there are as many as stand before them.
 #[test]

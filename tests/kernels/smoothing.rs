@@ -2,9 +2,9 @@
 
 use unio::device::Real;
 use unio::{Phase, Session};
-use unio_tests::{MANIFEST, device, fixture_text};
+use unio_tests::{device, fixture_text};
 
-use crate::producers::normal;
+use crate::producers::{compiled_from, normal};
 
 const STEPS: usize = 4000;
 /// Steps that a law may take to find its way.
@@ -50,8 +50,8 @@ fn best_fixed_gain(observed: &[f64]) -> (f64, f64) {
 #[test]
 fn kalman_is_within_a_tenth_of_the_best_fixed_gain() {
     let spec = fixture_text("producers/laws.toml");
-    let compiled = unio_codegen::compile_texts(&[("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", &spec)]).unwrap();
-    let mut session = Session::new(&device().unwrap(), &compiled.artefacts, Real::F32).unwrap();
+    let artefacts = compiled_from(&spec);
+    let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
     let signals = signals();
     let mut levels: Vec<[Vec<f64>; 2]> = vec![[Vec::new(), Vec::new()]; 5];
     for row in &signals {

@@ -9,9 +9,9 @@ use unio::bench::{Bench, Data, Part, Repeats, Stretch, time_steps};
 use unio::device::{Kind, Real};
 use unio::interface::Artefacts;
 use unio::{Launching, Phase, STEPS_TOGETHER, Session, When};
-use unio_tests::{MANIFEST, compile_run, compile_scheduled, compile_set, compile_set_sized, device};
+use unio_tests::{compile_run, compile_scheduled, compile_set, compile_set_sized, device};
 
-use crate::producers::normal;
+use crate::producers::{compiled_from, normal};
 
 /// Environment variable: the file that figures are appended to.
 const OUT_VARIABLE: &str = "UNIO_BENCH_OUT";
@@ -67,8 +67,7 @@ fn session(artefacts: &Artefacts) -> Session {
 fn producer(work: &str, buffers: &[&str], rest: &str, lengths: &[usize]) {
     let external = |name: &&str| format!("[external.{name}]\ndoc = \"x\"\nshape = \"[*]\"\n");
     let spec = buffers.iter().map(external).collect::<String>() + rest;
-    let texts = [("specs/t/unio.toml", MANIFEST), ("specs/t/p.toml", spec.as_str())];
-    let artefacts = unio_codegen::compile_texts(&texts).unwrap_or_else(|e| panic!("{e}")).artefacts;
+    let artefacts = compiled_from(&spec);
     let mut session = Session::new(&device().unwrap(), &artefacts, Real::F32).unwrap();
     let base = normal(sizes(&[1 << 20], 4096).first().copied().unwrap_or(4096));
     for (n, name) in buffers.iter().enumerate() {

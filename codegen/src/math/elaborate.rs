@@ -503,9 +503,8 @@ impl<'a, 'r> Elaborator<'a, 'r> {
     fn whole(&mut self, tensor: TensorId, name: &str, loc: &Loc) -> Expr {
         let rank = self.own_shape(tensor).len();
         let implicit = self.element.is_some() && rank == 1;
-        let walked = self.scope.statistics && self.program.tensors[tensor].role == Role::Table;
-        if walked && !implicit {
-            self.check_walked(name, loc, rank.saturating_sub(1), 0);
+        if self.is_walked(tensor) && !implicit {
+            self.refuse_walked(tensor, name, loc, 0);
         } else if rank > 0 && !implicit {
             self.report.push_note(
                 Code::RankMismatch,
@@ -557,8 +556,8 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         let row = self.element.filter(|_| self.scope.statistics && shape.len() == args.len() + 1);
         if row.is_some() {
             shape.remove(0);
-        } else if self.scope.statistics && self.program.tensors[tensor].role == Role::Table {
-            self.check_walked(&name.text, &name.loc, shape.len().saturating_sub(1), args.len());
+        } else if self.is_walked(tensor) {
+            self.refuse_walked(tensor, &name.text, &name.loc, args.len());
             return Expr::Real(0.0);
         }
         if shape.len() != args.len() {
@@ -574,8 +573,13 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         Expr::Load(tensor, index)
     }
 
-    /// What a producer reads has no elements but those that a statistic walks over.
-    fn check_walked(&mut self, name: &str, loc: &Loc, rank: usize, given: usize) {
+    /// Whether a producer reads the tensor: it has no elements but those that a statistic walks over.
+    fn is_walked(&self, tensor: TensorId) -> bool {
+        self.scope.statistics && self.program.tensors[tensor].role == Role::Table
+    }
+
+    fn refuse_walked(&mut self, tensor: TensorId, name: &str, loc: &Loc, given: usize) {
+        let rank = self.own_shape(tensor).len().saturating_sub(1);
         let (label, note) = match self.element {
             None => {
                 (format!("`{name}` stands in no statistic"), "measure it, as in `mean(x)`, `p99(abs(x))` or `max(x)`")
