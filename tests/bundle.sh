@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the kernel tests and a short training, on a machine without Rust:
 #   run.sh                      everything
-#   run.sh sanitize [FILTER…]   the kernel tests but for trainings, or those named, under each tool of compute-sanitizer
+#   run.sh sanitize [FILTER…]   every test, or those named, under each tool of compute-sanitizer; called again, it goes on
+#                               where it was stopped
 #   run.sh bench                times: every kernel, the workloads, what users would call instead, and a table of all
 #   run.sh peer                 the model against PyTorch, number by number, in f32 and f64; $OUT/peer-*.json has all figures
 #
@@ -10,6 +11,7 @@
 # OUT                folder for results (default: out)
 # PYTHON             python with PyTorch and numpy, for `peer` (default: python3)
 # LIMIT              seconds that one program may take (default: 900)
+# LANES              how many tests compute-sanitizer watches side by side (default: 8)
 # COMMIT             what the table says it was made from (default: what the bundle was made from)
 set -uo pipefail
 
@@ -56,29 +58,57 @@ everything() {
         --epochs 1 --folds 1 --out "$out/train"
 }
 
+# One test under one tool. A test that launches nothing leaves the tool nothing to watch, which it calls a failure.
+watch() {
+    local tool=$1 program=$2 test=$3 status=0
+    local log=$watched/$tool-$program-${test//::/-}.log
+    timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 1 \
+        "$here/bin/$program" --test-threads 1 --exact "$test" >"$log" 2>&1 || status=$?
+    if grep -q '^test result: ok' "$log" && grep -q 'before first instrumented API call' "$log"; then
+        status=0
+    fi
+    if [ "$status" -eq 0 ]; then
+        echo "$*" >>"$watched/passed.txt"
+    else
+        echo "$* failed with $status: $log"
+    fi
+}
+
+# Tool, program and test of each job, the slowest tool first. Tests that run only when asked for are measurements.
+watches() {
+    local tool program ignored
+    for tool in racecheck memcheck initcheck synccheck; do
+        for program in "$here"/bin/test-*; do
+            ignored=$("$program" --list --ignored 2>/dev/null)
+            "$program" --list "$@" 2>/dev/null | grep ': test$' | grep -vxF "$ignored" |
+                sed "s/^/$tool $(basename "$program") /; s/: test$//"
+        done
+    done
+}
+
 sanitize() {
-    local sanitizer
     sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
     if [ ! -x "$sanitizer" ]; then
         echo "error: no compute-sanitizer on the PATH nor in /usr/local/cuda/bin: install the CUDA toolkit" >&2
         exit 2
     fi
-    # The trainings make the launches of other tests some thousand times more: only who names them gets them.
-    [ "$#" -gt 0 ] || set -- --skip learning::
-    # Compiled once, and not by each tool.
+    # Compiled once, and not by each job.
     step kernels "$here/bin/test-kernels" "$@"
-    export UNIO_TEST_WATCHED=1
-    local tool job jobs=()
-    for tool in memcheck racecheck initcheck synccheck; do
-        (
-            step "sanitize-$tool" "$sanitizer" --tool "$tool" --error-exitcode 1 \
-                "$here/bin/test-kernels" --test-threads 1 "$@"
-            exit "$failed"
-        ) &
-        jobs+=($!)
-    done
-    for job in "${jobs[@]}"; do
-        wait "$job" || failed=1
+    # Other programs start anew.
+    watched=$out/sanitize-$(cat "$here"/bin/test-* | cksum | cut -d ' ' -f 1)
+    mkdir -p "$watched"
+    touch "$watched/passed.txt"
+    export UNIO_TEST_WATCHED=1 sanitizer watched here limit
+    export -f watch
+    watches "$@" >"$watched/jobs.txt"
+    grep -vxFf "$watched/passed.txt" "$watched/jobs.txt" |
+        xargs -r -P "${LANES:-8}" -L 1 bash -c 'watch "$@"' watch | tee -a "$out/summary.txt"
+    local tool all passed
+    for tool in racecheck memcheck initcheck synccheck; do
+        all=$(grep -c "^$tool " "$watched/jobs.txt")
+        passed=$(grep "^$tool " "$watched/jobs.txt" | grep -cxFf "$watched/passed.txt")
+        [ "$passed" -eq "$all" ] && [ "$all" -gt 0 ] || failed=1
+        printf '%-22s %s of %s tests without an error\n' "$tool" "$passed" "$all" | tee -a "$out/summary.txt"
     done
 }
 
