@@ -26,6 +26,8 @@ pub mod random;
 pub mod run;
 pub mod session;
 
+mod digest;
+
 pub use unio_interface as interface;
 pub use unio_interface::When;
 pub use unio_macros::specs;

@@ -6,7 +6,6 @@
 //! gives the same bytes.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 
@@ -14,6 +13,9 @@ use safetensors::tensor::{Metadata, SafeTensorError, TensorView, serialize};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use unio_interface::Artefacts;
+
+use crate::digest;
 use crate::session::Session;
 
 mod error;
@@ -28,6 +30,13 @@ use pieces::Piece;
 
 /// What the caller keeps beside the tensors: epoch, step, seed, …
 pub type UserMetadata = BTreeMap<String, String>;
+
+/// SHA-256, in hexadecimal, of all that was generated, kernel texts too: to keep beside a checkpoint where not the layout
+/// alone matters, but the numbers too.
+pub fn digest(artefacts: &Artefacts) -> String {
+    // Debug names every field.
+    digest::of([format!("{artefacts:?}").as_bytes()])
+}
 
 /// Saving and loading.
 impl Session {
@@ -202,11 +211,7 @@ fn checksum<'a>(tensors: impl Iterator<Item = (&'a str, &'a [u8])>) -> String {
         hash.update([0]);
         hash.update(bytes);
     }
-    hash.finalize().iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    digest::hex(&hash.finalize())
 }
 
 fn scalar(int: bool) -> &'static str {

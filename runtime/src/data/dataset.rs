@@ -3,6 +3,8 @@ use std::path::PathBuf;
 
 use jiff::civil::Date;
 
+use crate::digest;
+
 use super::normalise::{Column, ColumnState};
 use super::{Bars, DataError, Feature, Fold, Folds, WARM_UP, features, labels};
 
@@ -174,6 +176,18 @@ impl FoldData {
     /// Number of rows of every array.
     pub fn rows(&self) -> usize {
         self.dt.len()
+    }
+
+    /// SHA-256, in hexadecimal, of all that the fold trains and tests on: two folds with the same digest give the same
+    /// numbers. Rows after the last test row do not count.
+    pub fn digest(&self) -> String {
+        let (rows, columns) = (self.fold.test.end, self.columns.len());
+        let series = [&self.dt, &self.direction, &self.volatility, &self.log_volatility].map(|series| &series[..rows]);
+        let values = series.into_iter().chain([&self.features[..rows * columns]]);
+        let values = values.map(|part| part.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
+        let rows = [&self.train, &self.test].map(|rows| rows.iter().flat_map(|row| row.to_le_bytes()).collect());
+        let parts: Vec<Vec<u8>> = values.chain(rows).chain([self.window.to_le_bytes().to_vec()]).collect();
+        digest::of(parts.iter().map(Vec::as_slice))
     }
 
     /// Columns that do not move in training, for a report: each prints as one line that names its feature.

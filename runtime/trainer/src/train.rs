@@ -150,7 +150,7 @@ impl Trainer {
             self.report.epoch(&self.bar, metrics)?;
         }
         let number = data.fold.number;
-        self.session.save(resume::checkpoint(self.report.folder(), number), &resume::about(&self.run, number))?;
+        self.session.save(resume::place(self.report.folder(), number), &resume::about(&self.run, data))?;
         Ok(())
     }
 

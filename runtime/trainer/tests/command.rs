@@ -109,11 +109,13 @@ fn found(out: &Path) -> (Vec<serde_json::Value>, Vec<Vec<u8>>) {
     (rows, (1..=3).map(checkpoint).collect())
 }
 
-/// Trains one epoch of a short run, whose folds are those of two years.
+/// Trains two epochs of a short run, whose folds are those of two years unless the folder has data of its own.
 fn short(dir: &Path, out: &Path, options: &[&str]) -> Output {
-    let text = fs::read_to_string(root().join("specs/data/sp500.csv")).unwrap();
     let data = dir.join("short.csv");
-    fs::write(&data, text.lines().take(501).collect::<Vec<_>>().join("\n")).unwrap();
+    if !data.exists() {
+        let text = fs::read_to_string(root().join("specs/data/sp500.csv")).unwrap();
+        fs::write(&data, text.lines().take(501).collect::<Vec<_>>().join("\n")).unwrap();
+    }
     let run = run_file(dir, &[("data", &format!("{data:?}")), ("epochs", "2")]);
     let args = ["train", run.to_str().unwrap(), "--device", "emulator", "--out", out.to_str().unwrap()];
     trainer(&[&args, options].concat()).output().unwrap()
@@ -151,6 +153,23 @@ fn a_run_that_was_stopped_goes_on_where_it_was() {
     assert_eq!(fs::read(stopped.join("metrics.jsonl")).unwrap(), lines, "nothing is trained twice");
     let other = short(dir.path(), &stopped, &["--resume", "--epochs", "1"]);
     assert!(String::from_utf8_lossy(&other.stderr).contains("epochs: 2, not 1"));
+}
+
+#[test]
+fn a_fold_of_other_data_is_not_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    assert!(short(dir.path(), &out, &[]).status.success());
+    let data = dir.path().join("short.csv");
+    let mut lines: Vec<String> = fs::read_to_string(&data).unwrap().lines().map(ToOwned::to_owned).collect();
+    // A volume in the last of the four spans: the folds before read nothing of it.
+    let (rest, volume) = lines[450].rsplit_once(',').unwrap();
+    lines[450] = format!("{rest},{}", volume.parse::<f64>().unwrap() * 2.0);
+    fs::write(&data, lines.join("\n")).unwrap();
+    let output = short(dir.path(), &out, &["--resume"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(said(&output, "fold 2 is there"), "{text}");
+    assert!(text.contains("fold-3.safetensors was trained otherwise (data: "), "{text}");
 }
 
 #[test]
