@@ -43,6 +43,21 @@ fn cfc_at_odd_sizes() {
     check("cfc", &[("K", 3), ("I", 33), ("U", 3), ("H", 33)]);
 }
 
+/// Each phase of a step keeps its own elements of the weight in registers.
+#[test]
+fn a_weight_that_a_step_reads_in_two_ways() {
+    check("tied", &[]);
+    check("tied", &[("H", 33), ("U", 5)]);
+    check("tied", &[("H", 64), ("U", 32)]);
+}
+
+#[test]
+fn softmax_of_sums() {
+    check("softmax_of_sums", &[]);
+    check("softmax_of_sums", &[("K", 1), ("H", 1)]);
+    check("softmax_of_sums", &[("K", 5), ("H", 33)]);
+}
+
 /// Beyond a warp: sums are split between lanes there, and weights stay in registers.
 #[test]
 fn cfc_and_mamba2_at_wide_sizes() {

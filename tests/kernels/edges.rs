@@ -195,3 +195,15 @@ fn the_mean_loss_is_that_of_the_rows() {
         close(batched.mean, mean);
     }
 }
+
+/// An index that a table does not bound may run beyond it: every read is taken back to the last row.
+#[test]
+fn a_short_table_is_read_to_its_end_and_no_further() {
+    let artefacts = compile_run("short_table", &[]).artefacts;
+    let mut session = Session::new(&device().unwrap(), &artefacts, Real::F64).unwrap();
+    session.init_params(3).unwrap();
+    session.write_real("table", &[5.0, 6.0]).unwrap();
+    session.run(Phase::Train).unwrap();
+    assert_eq!(session.read_real("pick.y").unwrap(), [5.0, 6.0, 6.0]);
+    assert_eq!(session.read_real("look.z").unwrap(), [5.0, 6.0, 6.0, 6.0].repeat(3));
+}

@@ -76,10 +76,18 @@ struct Lowerer<'a> {
     names: &'a [String],
     shared_names: BTreeMap<TensorId, String>,
     namer: Namer,
-    /// Arrays that hold a thread's part of a parameter while a scan runs, and their lengths.
-    kept: BTreeMap<TensorId, (String, usize)>,
+    /// Arrays that hold a thread's part of a parameter while a scan runs, and their lengths; for each phase that keeps one, since
+    /// another may read other elements of the same parameter.
+    kept: BTreeMap<(PhaseId, TensorId), (String, usize)>,
     /// For the phases to come of a scan's step, what each has read ahead, and where.
     ahead: VecDeque<BTreeMap<TensorId, String>>,
+}
+
+/// What tells phases apart: the first tensor that one assigns, which no other does.
+type PhaseId = TensorId;
+
+fn phase_id(parallel: &Parallel) -> PhaseId {
+    parallel.items[0].assign.tensor
 }
 
 /// The step that a phase is in.
@@ -242,7 +250,6 @@ impl Lowerer<'_> {
                     self.keep_parameters(body, ops);
                     self.read_first(body, &step, ops);
                     self.phases_at(body, Some(&step), &mut inner);
-                    self.kept.clear();
                     self.namer.release(&name);
                     ops.push(Op::For { head, body: inner });
                 }
@@ -337,7 +344,7 @@ impl Lowerer<'_> {
         for phase in phases {
             let Phase::Parallel(parallel) = phase else { continue };
             for tensor in &parallel.kept {
-                if !self.kept.contains_key(tensor) {
+                if !self.kept.contains_key(&(phase_id(parallel), *tensor)) {
                     self.keep(parallel, *tensor, ops);
                 }
             }
@@ -365,7 +372,7 @@ impl Lowerer<'_> {
         let own = lanes.as_ref().map(|(lanes, lane)| own_lane(*lanes, lane));
         let body = own.into_iter().chain([load]).collect();
         ops.push(self.spread(&names, &extents, &element, (lanes.map(|(lanes, _)| lanes), 1), body));
-        self.kept.insert(tensor, (array, count));
+        self.kept.insert((phase_id(parallel), tensor), (array, count));
     }
 
     fn parallel(&mut self, parallel: &Parallel, step: Option<&Step>, ahead: &BTreeMap<TensorId, String>) -> Op {
@@ -387,7 +394,8 @@ impl Lowerer<'_> {
         let known = self.places(registers.clone());
         let namer = printer.namer.clone();
         let mut printer = printer.at(&known, namer);
-        printer.kept = self.kept.clone();
+        let kept = self.kept.iter().filter(|((phase, _), _)| *phase == phase_id(parallel));
+        printer.kept = kept.map(|((_, tensor), array)| (*tensor, array.clone())).collect();
         self.items(parallel, step, registers, printer, &mut body);
         let lanes = (parallel.lanes > 1).then_some(parallel.lanes);
         self.spread(&names, &extents, &element, (lanes, parallel.at_once), body)

@@ -180,14 +180,22 @@ impl Printer<'_> {
     /// One part of an index. What data decides is taken back into the tensor, so that no data reads beyond it.
     fn index(&mut self, tensor: usize, dim: usize, index: &Expr, before: &mut Vec<Op>) -> String {
         let code = self.expr(index, before);
-        if matches!(index, Expr::Var(_)) {
+        let extent = self.program.tensors[tensor].shape[dim];
+        if let Expr::Var(var) = index
+            && (extent > 0 || self.is_walked(*var))
+        {
             return code.text();
         }
-        let extent = match self.program.tensors[tensor].shape[dim] {
+        let extent = match extent {
             0 => self.places.rows(tensor),
             extent => extent.to_string(),
         };
         format!("unio_row({}, {extent})", code.text())
+    }
+
+    /// Whether a statistic walks along the variable: the launch counts its values, and they lie within what it walks over.
+    fn is_walked(&self, var: VarId) -> bool {
+        self.program.statistics.iter().any(|s| s.element == var)
     }
 
     fn unary(&mut self, op: UnaryFn, a: &Expr, before: &mut Vec<Op>) -> Code {

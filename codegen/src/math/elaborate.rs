@@ -427,17 +427,19 @@ impl<'a, 'r> Elaborator<'a, 'r> {
         };
         let body = self.real(body);
         let live = args.get(2).map(|live| self.boolean(live));
-        let fresh = self.add_var(&self.program.vars[var].name.clone(), self.extents[var]);
-        let over_fresh = |e: &Expr| Box::new(e.substitute(&[var], &[fresh]));
+        // The maximum stands inside the total, so that each has a variable of its own.
+        let [of_top, of_total] =
+            [(); 2].map(|()| self.add_var(&self.program.vars[var].name.clone(), self.extents[var]));
+        let reduce = |op, over, e: &Expr| Expr::Reduce(op, vec![over], Box::new(e.substitute(&[var], &[over])));
         let masked = |e: Expr, other: f64| match &live {
             Some(live) => Expr::select(live.clone(), e, Expr::Real(other)),
             None => e,
         };
-        let highest = over_fresh(&masked(body.clone(), f64::NEG_INFINITY));
-        let top = Expr::Unary(UnaryFn::Stop, Box::new(Expr::Reduce(Reduction::Max, vec![fresh], highest)));
+        let highest = reduce(Reduction::Max, of_top, &masked(body.clone(), f64::NEG_INFINITY));
+        let top = Expr::Unary(UnaryFn::Stop, Box::new(highest));
         let shifted = masked(Expr::sub(body, top), 0.0);
         let weight = masked(Expr::Unary(UnaryFn::Exp, Box::new(shifted)), 0.0);
-        let total = Expr::Reduce(Reduction::Sum, vec![fresh], over_fresh(&weight));
+        let total = reduce(Reduction::Sum, of_total, &weight);
         // The largest weight is 1, so a smaller total means that none is live.
         let total = match live {
             Some(_) => Expr::Binary(BinaryFn::Max, Box::new(total), Box::new(Expr::Real(1.0))),

@@ -66,6 +66,7 @@ impl Normalizer {
             let all: Vec<VarId> = vars.iter().chain(more).copied().collect();
             return self.reduce(op, &all, body, at);
         }
+        debug_assert!(vars.iter().all(|v| !at.index.contains(v)), "a variable is bound inside its own scope");
         let inner = Site { index: at.index.iter().chain(vars).copied().collect(), ..at.clone() };
         let body = self.hoist(body, &inner);
         Expr::Reduce(op, vars.to_vec(), Box::new(body))
